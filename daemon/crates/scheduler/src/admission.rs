@@ -1,17 +1,18 @@
-//! Which sequences run: those whose promised KV, with scratch and the largest segment beside it,
-//! fits the budget.
+//! Admission: decides which sequences run. The KV cache promised to them has to fit the budget
+//! beside scratch and the largest segment.
 //!
-//! A sequence with an end of its own is promised all positions that it can come to. An open-ended
-//! one is promised a while, and more as it goes on. Promises are sums; pages are taken as a
+//! A sequence with a maximum length is promised all positions that it can reach. An open-ended one
+//! is promised some positions, and more as it goes on. Promises are sums; pages are taken as a
 //! sequence grows. Where promises do not fit any more, because an open-ended sequence goes on or
-//! the budget shrank, one of the lowest class yields: the newest of the client that has most and
-//! more than its share (`room.rs`), or the newest. So the oldest of the highest class goes on, but
-//! where it gives its place or its room to another client, and everyone becomes that at last.
+//! the budget shrank, one of the lowest class is preempted: the newest of the client that has most
+//! and more than its share (`room.rs`), or the newest. So the oldest of the highest class goes on,
+//! unless it gives its place or its KV to another client, and every sequence becomes the oldest at
+//! last.
 //!
-//! Whoever comes first by the rules and does not fit may be passed by a few others that do, then
-//! everybody waits for his room. But of one client those go first whose model has less than its
+//! A sequence that is first by the rules and does not fit may be passed by a few others that do;
+//! then all wait until it fits. But of one client those go first whose model has less than its
 //! share of what the client has, and no request of the client waits for the room of the others. A
-//! sequence that could not even run alone is refused at once.
+//! sequence that could not even run alone is rejected at once.
 
 use std::cmp::Reverse;
 
@@ -24,21 +25,21 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Class, ClientId, SeqId, Sequence, Tick};
 use crate::view::View;
 
-/// A sequence that waits and is the first of its client, class and model.
+/// The first waiting sequence of a client, class and model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// Overdue ones count as interactive.
+    /// Class of the sequence; overdue ones count as interactive.
     class: Class,
-    /// Whether the client has as many places as it has a right to; false goes first.
+    /// Whether the client has its share of places; `false` goes first.
     has_its_places: bool,
-    /// Whether the client is promised as much KV as it has a right to; false goes first.
+    /// Whether the client has its share of promised KV; `false` goes first.
     has_its_room: bool,
-    /// Whether the model has as much of the client's KV as it has a right to, beside others; false
-    /// goes first of one client.
+    /// Whether the model has its share of the client's KV while the client's other models want
+    /// some; among one client's, `false` goes first.
     of_large_model: bool,
-    /// False goes first.
+    /// Whether the sequence is not overdue; `false` goes first.
     in_time: bool,
-    /// Work computed for the client so far; 0 if the request is overdue.
+    /// Time in microseconds that the client was served so far; 0 if the sequence is overdue.
     service: u64,
     client: ClientId,
     number: u64,
@@ -46,7 +47,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// The order among clients, by the head of each that goes first.
+    /// Sort key among clients, applied to each client's first head.
     fn among_clients(&self) -> impl Ord + use<> {
         (
             self.class,
@@ -58,7 +59,7 @@ impl Head {
         )
     }
 
-    /// The order among those of a client and class that are overdue, or that are not.
+    /// Sort key among heads of one client and class that are all overdue, or all not.
     fn of_client(&self) -> impl Ord + use<> {
         let large = self.of_large_model;
         (self.client, self.class, self.in_time, large, self.number)
@@ -70,18 +71,19 @@ impl Head {
     }
 }
 
-/// The result of a try to admit.
+/// The result of an attempt to admit a sequence.
 enum Tried {
     Admitted,
     Refused,
     NoRoom,
 }
 
-/// Who yields for another.
+/// The sequences that are preempted for another one.
 #[derive(Default)]
 struct Yielding {
     seqs: Vec<SeqId>,
-    /// At the end of a term, and the microseconds for which each leaves its room to others.
+    /// Sequences preempted at the end of their term, and the microseconds for which each leaves its
+    /// KV memory to others.
     of_terms: Vec<(SeqId, u64)>,
 }
 
@@ -95,8 +97,8 @@ impl Yielding {
 }
 
 impl Scheduler {
-    /// Brings the sequences in line with the clock and the view: expires, refuses, lets yield, and
-    /// admits.
+    /// Brings the sequences in line with the clock and the view: expires, rejects, preempts and
+    /// admits sequences.
     ///
     /// Actions are appended in the order in which they are to be carried out. To be called before
     /// [`Scheduler::next`], with the same view.
@@ -105,8 +107,8 @@ impl Scheduler {
         self.admit_waiting(view, actions);
     }
 
-    /// [`Scheduler::admit`] that admits nobody: for as long as one that yielded would get in the
-    /// way of the others as before.
+    /// As [`Scheduler::admit`], but admits no sequence: used while a preempted one would disturb
+    /// the others as before.
     pub fn keep(&mut self, view: &View<'_>, now: Tick, actions: &mut Vec<Action>) {
         self.expire(now, actions);
         self.refuse_the_failed(actions);
@@ -114,16 +116,16 @@ impl Scheduler {
         self.keep_promises(view, actions);
     }
 
-    /// Lets the newest sequence of the lowest class yield, where the ledger had less room than the
-    /// sums say. `None` if fewer than two run.
+    /// Preempts the newest sequence of the lowest class, because the ledger had less contiguous
+    /// memory than the sums say. `None` if fewer than two run.
     pub fn yield_one(&mut self, actions: &mut Vec<Action>) -> Option<SeqId> {
         let seq = self.most_junior().filter(|_| self.running.len() > 1)?;
         self.let_yield(seq, actions);
         Some(seq)
     }
 
-    /// Lets running sequences that came long ago keep their place: they would be overdue as soon as
-    /// they yielded.
+    /// Protects running sequences that arrived long ago from preemption: they would be overdue as
+    /// soon as they were preempted.
     fn protect_the_old(&mut self) {
         for seq in &self.running {
             let s = self.sequences.get_mut(seq).expect("it runs");
@@ -132,8 +134,8 @@ impl Scheduler {
         }
     }
 
-    /// Promises running sequences the positions of what they know, lets yield who does not fit with
-    /// that, and promises more where there is room.
+    /// Promises KV for the known positions of running sequences, preempts those that do not fit,
+    /// and promises more where there is room.
     fn keep_promises(&mut self, view: &View<'_>, actions: &mut Vec<Action>) {
         self.short_of_room = false;
         let mut grew: Vec<SeqId> = Vec::new();
@@ -185,12 +187,12 @@ impl Scheduler {
         }
     }
 
-    /// Admits who waits, in the order of the rules.
+    /// Admits waiting sequences in the order of the rules.
     fn admit_waiting(&mut self, view: &View<'_>, actions: &mut Vec<Action>) {
         while self.admit_next(view, actions) {}
     }
 
-    /// Admits or refuses one sequence. Whether there was one.
+    /// Admits or rejects the next sequence. Returns whether there was one.
     fn admit_next(&mut self, view: &View<'_>, actions: &mut Vec<Action>) -> bool {
         let mut passed: Vec<Head> = Vec::new();
         let (mut class, mut only) = (None, None);
@@ -234,8 +236,7 @@ impl Scheduler {
         false
     }
 
-    /// The first ready sequence of each queue and model, in the order in which they are to be
-    /// admitted.
+    /// The first ready sequence of each queue and model, in the order of admission.
     fn heads(&self, view: &View<'_>) -> Vec<Head> {
         let mut heads: Vec<Head> = Vec::new();
         if self.waiting() == 0 {
@@ -286,7 +287,7 @@ impl Scheduler {
         clients.concat()
     }
 
-    /// The first ready sequence of each model in a queue, in the order in which they came.
+    /// The first ready sequence of each model in a queue, in the order of arrival.
     pub(crate) fn firsts(&self, queue: &Queue) -> Vec<&Sequence> {
         let mut firsts: Vec<&Sequence> = Vec::new();
         let waiting = queue.waiting.values().map(|seq| &self.sequences[seq]);
@@ -335,12 +336,13 @@ impl Scheduler {
         Tried::Admitted
     }
 
-    /// Who has to yield so that a waiting sequence fits; `None` if it does not fit even so.
+    /// The sequences that have to be preempted so that a waiting one fits; `None` if it does not
+    /// fit even then.
     ///
-    /// Batch sequences yield to interactive ones, and sequences whose readers are slow yield if
-    /// nobody else runs. Where that is not enough, [`Scheduler::who_gives_a_place_to`] says who
-    /// gives his place, [`Scheduler::who_gives_room_to`] who some of his KV, and
-    /// [`Scheduler::who_gives_his_term_to`] who all of it for a while.
+    /// Batch sequences are preempted for interactive ones, and sequences whose readers are slow if
+    /// no other runs. If that is not enough, [`Scheduler::who_gives_a_place_to`] chooses those that
+    /// give their place, [`Scheduler::who_gives_room_to`] those that give some KV, and
+    /// [`Scheduler::who_gives_his_term_to`] those that give all of it for a while.
     fn who_yields_to(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Option<Yielding> {
         let fits = |kept: &[SeqId]| {
             let target = match (kept.is_empty(), s.begun) {
@@ -435,7 +437,7 @@ impl Scheduler {
         actions.push(Action::Yielded(seq));
     }
 
-    /// The running sequence that yields first; `None` if all are in suspended passes.
+    /// The running sequence that is preempted first; `None` if all are in suspended passes.
     fn most_junior(&self) -> Option<SeqId> {
         let free = self.running_sequences().filter(|s| !s.in_pass);
         let junior = free.max_by_key(|s| s.seniority());

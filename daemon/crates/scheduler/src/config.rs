@@ -1,54 +1,56 @@
-//! The numbers that the rules have. The scheduler has no clock: sequences wait for a number of
-//! passes, and models for an amount of time that the engine measured and charged.
+//! Settings of the scheduling rules. The scheduler has no clock: the patience of sequences is a
+//! number of passes, that of models an amount of time that the engine measured and charged.
 
 use crate::sequence::Class;
 
 /// Settings of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Sequences that run at the same time at most; at least 1.
+    /// Maximum number of sequences that run at the same time; at least 1.
     pub running_max: usize,
-    /// Sequences that wait at most when another comes.
+    /// Maximum number of sequences in the queue.
     pub waiting_max: usize,
-    /// Positions beyond its tokens that an open-ended sequence is promised at a time.
+    /// Number of positions beyond its tokens that an open-ended sequence is promised at a time.
     pub promise_positions: u32,
-    /// Rows below which no prompt's pass becomes shorter for want of room: each pass reads all
-    /// weights.
+    /// Minimum number of rows to which a prompt's pass is shortened if memory is short: each pass
+    /// reads all weights.
     pub least_rows: u32,
-    /// Sequences that may be admitted before one that is first in order and does not fit.
+    /// Maximum number of sequences that may be admitted before one that is first in order and does
+    /// not fit.
     pub bypass_max: u32,
-    /// Passes after which a client's first interactive sequence goes before everyone else's.
+    /// Number of passes after which a client's first interactive sequence is overdue and goes
+    /// before all others.
     pub patience_passes: u64,
-    /// Passes after which a batch sequence goes before everyone else's; from then on it keeps its
-    /// place as an interactive one does.
+    /// Number of passes after which a batch sequence is overdue and goes before all others; from
+    /// then on it keeps its place like an interactive one.
     pub batch_patience_passes: u64,
-    /// Microseconds of others' passes after which a model that has something to compute has its
-    /// turn whatever a switch costs.
+    /// Microseconds of other models' passes after which a model with work has its turn whatever the
+    /// switch costs.
     pub model_patience_us: u64,
-    /// Passes that a sequence has for itself before it gives its place to another client, and after
-    /// which a reader without room is slow.
+    /// Number of passes that a sequence has before it may give its place to another client, and
+    /// after which a reader without room counts as slow.
     pub turn_passes: u64,
-    /// Microseconds that a sequence has its room at least before it gives all of it to who has
-    /// none (`terms.rs`), and that it is then without it at most.
+    /// Minimum time in microseconds for which a sequence keeps its KV memory before it gives all of
+    /// it to one that has none (`terms.rs`), and the maximum time that it is then without.
     pub term_us: u64,
-    /// So many times as long as its last return took, or the next one will take, is that time at
-    /// least.
+    /// The term lasts at least this many times as long as restoring the sequence's KV takes.
     pub term_returns: u64,
-    /// The most microseconds that a switch is taken to cost, so that turns have a bounded length.
+    /// Upper bound on the assumed cost of a switch between models, in microseconds, so that turns
+    /// have a bounded length.
     pub switch_us_max: u64,
-    /// Microseconds by which a model with batch sequences alone stands behind the others.
+    /// Microseconds by which a model with only batch sequences is put behind the others.
     pub batch_lag_us: u64,
-    /// Microseconds up to which passes are short: models with such passes share their time as one
-    /// (`turns.rs`).
+    /// Maximum time in microseconds of a short pass: models with such passes share their time as
+    /// one (`turns.rs`).
     pub short_pass_us: u64,
-    /// Passes that are under way at a time at most, each of another model; at least 1.
+    /// Maximum number of passes under way at a time, each of another model; at least 1.
     pub passes_max: usize,
-    /// Times that a sequence's pass is done again after the driver refused memory.
+    /// Number of times that a sequence's pass is repeated after the driver refused memory.
     pub refusals_max: u32,
 }
 
 impl Config {
-    /// Passes after which the first sequence of a client and class is overdue.
+    /// Number of passes after which the first sequence of a client and class is overdue.
     pub(crate) fn patience(&self, class: Class) -> u64 {
         match class {
             Class::Interactive => self.patience_passes,

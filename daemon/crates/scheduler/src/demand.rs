@@ -1,8 +1,8 @@
-//! What sequences and passes need of the budget.
+//! Memory that sequences and passes need of the budget.
 //!
 //! One pass runs at a time, so its model's largest segment and its scratch are needed once, and the
-//! KV of all that runs. Scratch has an eighth of the budget; it yields to KV, down to passes of
-//! [`Config::least_rows`] rows.
+//! KV of all running sequences. Scratch has an eighth of the budget; it gives way to KV, down to
+//! passes of [`Config::least_rows`] rows.
 //!
 //! [`Config::least_rows`]: crate::Config::least_rows
 
@@ -11,21 +11,21 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{ModelId, Sequence};
 use crate::view::{ModelView, View};
 
-/// The part of the budget that scratch usually has.
+/// Scratch usually has one part in this many of the budget.
 const SCRATCH_PART: u64 = 8;
 
-/// How much scratch sequences are to have.
+/// For how much scratch room is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScratchTarget {
-    /// Enough for passes of the length that is worth its bytes.
+    /// Scratch for passes of the usual length.
     Usual,
-    /// Enough for the shortest passes that are worth their reading of all weights.
+    /// Scratch for the shortest passes that are worth reading all weights.
     Least,
-    /// Enough for a row at a time, with which what has begun can come to its end.
+    /// Scratch for one row at a time, which lets running sequences come to their end.
     Single,
 }
 
-/// The rows of a pass and the rows of logits that it computes at a time.
+/// Number of rows of a pass, and number of its rows of logits that are computed at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) rows: u32,
@@ -33,9 +33,9 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The longest pass of a model, at most this one, whose scratch has at most `usual` bytes, if
-    /// that is enough for passes of `least` rows, and in any case at most `room` bytes, if that is
-    /// enough for one row.
+    /// The longest pass of a model, not longer than this one, whose scratch takes at most `usual`
+    /// bytes if that suffices for `least` rows, and at most `room` bytes if that suffices for one
+    /// row.
     pub(crate) fn within(
         mut self,
         view: &View<'_>,
@@ -70,26 +70,25 @@ impl Shape {
     }
 }
 
-/// What the sequences of one model add to a demand.
+/// What the sequences of one model add to a demand for memory.
 struct Share {
     model: ModelId,
     rows: u32,
     outputs: u32,
     least: u32,
-    /// Rows of the shortest pass that each can have.
+    /// Rows of the shortest pass that each of the sequences can have.
     single: u32,
-    /// Positions that the last one was promised, and their bytes: many sequences of
-    /// one length come together.
+    /// Number of positions that the last sequence was promised, and their bytes; cached because
+    /// sequences of one length often come together.
     last_kv: (u32, u64),
-    /// The most rows that the last one's shortest pass could have, and what they are.
+    /// For the last sequence: maximum rows of its shortest pass, and the result.
     last_least: (u32, u32),
 }
 
 impl Scheduler {
-    /// Rows of the shortest pass that is worth its cost: fewer for a shorter prompt, and
-    /// where even their scratch takes more than its usual part. It depends on nothing that
-    /// changes while a sequence runs or yields. `last` has the answer for the model's
-    /// sequence before: often it is the same.
+    /// Rows of the shortest pass that is worth its cost; fewer for a shorter prompt, or if their
+    /// scratch would exceed its usual part. Does not depend on anything that changes while a
+    /// sequence runs. `last` caches the previous answer of the model.
     fn least_rows(
         &self,
         s: &Sequence,
@@ -115,7 +114,7 @@ impl Scheduler {
         rows.max(s.rows_least())
     }
 
-    /// The most of [`Scheduler::least_rows`] of a model's running sequences; 1 if there is none.
+    /// The largest [`Scheduler::least_rows`] of a model's running sequences; 1 if there are none.
     pub(crate) fn least_rows_of(&self, model: ModelId, view: &View<'_>) -> u32 {
         let mut last = (0, 0);
         self.running_sequences()
@@ -125,7 +124,8 @@ impl Scheduler {
             .unwrap_or(1)
     }
 
-    /// What running sequences need, with another that is promised so many positions.
+    /// Memory that the running sequences need, with another one that is promised this many
+    /// positions.
     pub(crate) fn demand<'a>(
         &'a self,
         running: impl Iterator<Item = &'a Sequence>,
@@ -200,7 +200,8 @@ impl Scheduler {
         demand
     }
 
-    /// What one sequence needs alone at the least. One that has begun may go on by single rows.
+    /// Minimum memory that one sequence needs alone. One that has begun may continue with single
+    /// rows.
     pub(crate) fn demand_alone(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Demand {
         let nobody = std::iter::empty();
         let target = match s.begun {
@@ -210,7 +211,7 @@ impl Scheduler {
         self.demand(nobody, Some((s, promised)), target, view)
     }
 
-    /// What all that runs needs at the least.
+    /// Minimum memory that all running sequences need together.
     pub(crate) fn demand_running(&self, view: &View<'_>) -> Demand {
         let target = match self.running.len() {
             0 | 1 => ScratchTarget::Single,
@@ -219,8 +220,8 @@ impl Scheduler {
         self.demand(self.running_sequences(), None, target, view)
     }
 
-    /// Bytes that the scratch of a pass of a model may have, and those that it usually has. `alone`
-    /// if nobody waits for a token while a prompt is computed.
+    /// Maximum and usual bytes of scratch for a pass of a model. `alone` says that no sequence
+    /// waits for a token while a prompt is computed.
     pub(crate) fn scratch_room(
         &self,
         model: &ModelView,

@@ -1,17 +1,17 @@
-//! Why a sequence cannot run, in numbers.
+//! Reasons for which a sequence cannot run, with numbers.
 
 use crate::sequence::ModelId;
 
-/// What running sequences need of the budget at the least, by parts.
+/// Minimum memory that running sequences need of the budget, by parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// KV pages and states of all promised positions.
+    /// Bytes of KV pages and states for all promised positions.
     pub kv_bytes: u64,
-    /// The scratch of a pass.
+    /// Bytes of a pass's scratch.
     pub scratch_bytes: u64,
-    /// The largest segment that must be resident.
+    /// Bytes of the largest segment that must be resident.
     pub segment_bytes: u64,
-    /// What no sequence can have: pinned weights, the device's own block.
+    /// Bytes that no sequence can have: pinned weights and the device's own block.
     pub held_bytes: u64,
 }
 
@@ -31,7 +31,7 @@ impl Demand {
     }
 }
 
-/// Why a sequence cannot run.
+/// The reason for which the scheduler ends a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The sequence does not fit even alone.
@@ -41,39 +41,39 @@ pub enum Refusal {
         demand.total(), demand.kv_bytes, demand.scratch_bytes, demand.segment_bytes, demand.held_bytes
     )]
     NeverFits {
-        /// The model.
+        /// Model of the sequence.
         model: ModelId,
-        /// Positions that the sequence must be promised.
+        /// Number of positions that the sequence must be promised.
         positions: u32,
         /// Memory that the sequence needs alone.
         demand: Demand,
-        /// Bytes of the budget.
+        /// The budget in bytes.
         budget_bytes: u64,
     },
-    /// The sequence has begun, and even alone it cannot go on: the budget shrank, pins took it, or
-    /// it has no end of its own and came to the budget's.
+    /// A sequence that has begun cannot continue even alone: the budget shrank, pins took memory,
+    /// or it is open-ended and fills the budget.
     #[error(
         "no room for the KV of position {position}: the request needs {} bytes of a budget of {budget_bytes}; \
          ask for fewer tokens, unpin, or raise the budget",
         demand.total()
     )]
     NoRoom {
-        /// The model.
+        /// Model of the sequence.
         model: ModelId,
-        /// The first position that has no room.
+        /// The first position for which there is no memory.
         position: u32,
         /// Memory that the sequence needs alone.
         demand: Demand,
-        /// Bytes of the budget.
+        /// The budget in bytes.
         budget_bytes: u64,
     },
-    /// The driver refused memory too often in its passes.
+    /// The driver refused memory too often in the sequence's passes.
     #[error(
         "the driver refused memory in {refusals} passes of the request; end other users of the device's memory, or \
          lower the budget"
     )]
     DriverRefuses {
-        /// Passes that failed.
+        /// Number of the sequence's passes that failed.
         refusals: u32,
     },
 }
@@ -81,23 +81,23 @@ pub enum Refusal {
 /// Why a new sequence was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotTaken {
-    /// The queue is full.
+    /// The queue of waiting sequences is full.
     #[error("{waiting} requests wait, and {waiting_max} may; retry when some have ended")]
     QueueFull {
-        /// Sequences that wait.
+        /// Number of waiting sequences.
         waiting: usize,
-        /// Sequences that may wait.
+        /// Maximum number of waiting sequences.
         waiting_max: usize,
     },
-    /// The client has as many waiting sequences as one may have beside others.
+    /// The client has as many waiting sequences as one client may have beside others.
     #[error(
         "{of_client} requests of this client wait, and the last {free} places are left to others; \
          retry when some have ended"
     )]
     LeftToOthers {
-        /// Sequences of the client that wait.
+        /// Number of the client's waiting sequences.
         of_client: usize,
-        /// Places that are free.
+        /// Number of free places in the queue.
         free: usize,
     },
 }

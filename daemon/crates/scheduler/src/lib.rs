@@ -1,5 +1,5 @@
-//! Decides which sequences go into the next pass of which model, and who of those that wait may
-//! run.
+//! Decides which waiting sequences are admitted, and which sequences go into the next pass of which
+//! model.
 //!
 //! Pure: no clock, thread, channel or device. [`Scheduler`] is a value with methods; the engine
 //! thread owns it, keeps channels, samplers and KV pages in a table by [`SeqId`], and goes round:
@@ -40,7 +40,7 @@
 //!   reader is slow.
 //! - Where all places are taken, a client that runs fewer sequences than its share waits a bounded
 //!   number of passes for one of another client that runs more, if the budget has room for it
-//!   (`places.rs`). Nobody yields to a lower class.
+//!   (`places.rs`). No sequence is preempted for a lower class.
 //! - Where KV alone is short, nobody gives any to a client of its class that would then have more
 //!   than the giver (`room.rs`). Batch that yields to interactive, what yields where nobody can go
 //!   on, promises that do not fit any more, KV that goes with a place and terms do not ask for

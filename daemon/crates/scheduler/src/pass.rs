@@ -1,10 +1,10 @@
-//! What the next pass computes: a row of every sequence that decodes, and chunks of prompts.
+//! Plans the next pass: a row of every sequence that decodes, and chunks of prompts.
 //!
 //! Prompts take what the decoding sequences leave of the rows, and at most
 //! [`ModelView::shared_rows`] while somebody waits for a token, so a long prompt delays every token
-//! by a bounded amount. Their client that was served least goes first, and of one client and class
-//! the prompt that came first. Where there are more rows than a pass may have, those who were left
-//! out go first in the next one.
+//! by a bounded amount. Prompts of the client that was served least go first, and within a client
+//! and class the prompt that arrived first. If there are more rows than a pass may have, sequences
+//! that were left out go first in the next one.
 //!
 //! [`ModelView::shared_rows`]: crate::ModelView::shared_rows
 
@@ -15,10 +15,11 @@ use crate::sequence::{Class, ClientId, Kind, ModelId, SeqId, Sequence};
 use crate::turns::Candidate;
 use crate::view::{ModelView, View};
 
-/// One part in so many of a pass that decoding sequences leave to prompts at least.
+/// Decoding sequences leave at least one part in this many of a pass's rows to prompts.
 const PROMPT_PART: u32 = 4;
 
-/// The part of the budget that the scratch of a pass may have whatever a promised pass needs.
+/// The scratch of a pass may take one part in this many of the budget, whatever a promised pass
+/// needs.
 const LEAST_PART: u64 = 32;
 
 /// Sequences of a model that have something to compute, in the order in which they get rows.
@@ -32,14 +33,15 @@ struct Rows {
     decode: usize,
     prompts: u32,
     outputs_at_a_time: u32,
-    /// Rows of the pass at most.
+    /// Maximum number of rows of the pass.
     most: u32,
 }
 
 impl Scheduler {
-    /// What runs next: a pass, or a suspended one that goes on. `None` if nobody can go on.
+    /// Chooses what runs next: a new pass, or a suspended one to continue. `None` if nothing can
+    /// run.
     ///
-    /// What the slice takes is to be told by [`Scheduler::took`], and then either
+    /// The caller reports the slice's time with [`Scheduler::took`], and then calls either
     /// [`Scheduler::suspend`], or [`Scheduler::pass_ended`] and, if it computed its rows,
     /// [`Scheduler::computed`], before the next call.
     pub fn next(&mut self, view: &View<'_>) -> Option<Next> {
@@ -81,7 +83,7 @@ impl Scheduler {
         Some(Next::GoOn(model))
     }
 
-    /// A pass that was planned begins.
+    /// Records that a planned pass begins.
     fn begins(&mut self, mut plan: PassPlan, view: &View<'_>) -> PassPlan {
         self.passes += 1;
         self.charge(&plan);
@@ -90,7 +92,7 @@ impl Scheduler {
         plan
     }
 
-    /// A pass of a model that has room beside the suspended ones.
+    /// Plans a pass of a model that fits beside the suspended ones; `None` if none does.
     fn plan_beside(&self, model: &ModelView, view: &View<'_>) -> Option<PassPlan> {
         let suspended = self.suspended();
         let has_rows = |plan: &PassPlan| !plan.spans.is_empty();
@@ -124,7 +126,7 @@ impl Scheduler {
         (bytes <= room).then_some(plan)
     }
 
-    /// Whether a model has a prompt of which the next pass must have all, or none.
+    /// Whether a model has a prompt of which a pass must have all rows or none.
     fn has_whole_prompt(&self, model: ModelId) -> bool {
         let mut of_model = self
             .running_sequences()
@@ -132,10 +134,10 @@ impl Scheduler {
         of_model.any(|s| s.rows_whole() > 0)
     }
 
-    /// The next tokens of the sequences that decode in a pass whose prompts are still under way:
-    /// of those that can go on, a row each, without drafts. `None` if nobody can.
+    /// Plans a further decode pass, while the prompts of `plan` are still being computed: one row
+    /// of each of its decoding sequences that can go on, without draft tokens. `None` if none can.
     ///
-    /// It counts as more of that pass, not as one of its own.
+    /// It counts as a part of that pass, not as a pass of its own.
     pub fn next_tokens(&mut self, plan: &PassPlan) -> Option<PassPlan> {
         let goes_on = |span: &&SpanPlan| {
             let s = self.sequences.get(&span.seq);
@@ -169,8 +171,8 @@ impl Scheduler {
     /// by their turns, the one of the last pass first if its turn goes on, then those of waiting
     /// sequences, and of sequences whose readers are slow.
     ///
-    /// `under_way` is a pass that was planned and of which nothing was told yet: sequences that end
-    /// with it need nothing more.
+    /// `under_way` is a planned pass without reported results: sequences that end with it need no
+    /// further pass.
     #[must_use]
     pub fn upcoming_models(&self, under_way: Option<&PassPlan>, view: &View<'_>) -> Vec<ModelId> {
         let mut candidates = match under_way {
@@ -202,20 +204,21 @@ impl Scheduler {
         self.with_suspended(candidates(runnable))
     }
 
-    /// Models with something to compute behind a pass that was planned.
+    /// Models with something to compute after a planned pass.
     fn candidates_after(&self, plan: &PassPlan) -> Vec<Candidate> {
         let goes_on = |s: &&Sequence| s.ready && s.ahead() > 0 && !ends_with(s, plan);
         self.with_suspended(candidates(self.running_sequences().filter(goes_on)))
     }
 
-    /// Candidates, of which those with a suspended pass have no other.
+    /// The candidates, with every model that has a suspended pass represented by that pass only.
     fn with_suspended(&self, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
         candidates.retain(|c| !self.is_suspended(c.model));
         candidates.extend(self.suspended_models());
         candidates
     }
 
-    /// A pass of a model, with at most so many bytes of scratch where that is less than usual.
+    /// Plans a pass of a model, with at most `scratch_max` bytes of scratch if that is less than
+    /// usual.
     fn plan(&self, model: &ModelView, view: &View<'_>, scratch_max: u64) -> PassPlan {
         let mut ready = self.ready(model.model);
         // The reader of one that is promised its tokens may go on at any time.
@@ -354,7 +357,7 @@ impl Scheduler {
         }
     }
 
-    /// Who of a model can go on.
+    /// The sequences of a model that can go on.
     fn ready(&self, model: ModelId) -> Ready {
         let of_model = |s: &&Sequence| s.arrival.model == model && s.runnable();
         let (mut decode, mut prompts): (Vec<&Sequence>, Vec<&Sequence>) = self
@@ -385,7 +388,7 @@ impl Scheduler {
         (!overdue, since, class, service, client, s.number)
     }
 
-    /// Notes what a pass gives to whom.
+    /// Charges the sequences and clients of a planned pass.
     fn charge(&mut self, plan: &PassPlan) {
         for (at, span) in plan.spans.iter().enumerate() {
             let s = self.sequences.get_mut(&span.seq).expect("it runs");
@@ -418,7 +421,7 @@ impl Scheduler {
     }
 }
 
-/// Whether a sequence needs no pass behind this one.
+/// Whether a sequence needs no further pass after this one.
 fn ends_with(s: &Sequence, plan: &PassPlan) -> bool {
     // First what is known of itself: of many sequences few end with a pass.
     s.ends_when_computed() && {
@@ -427,7 +430,7 @@ fn ends_with(s: &Sequence, plan: &PassPlan) -> bool {
     }
 }
 
-/// The models of some sequences.
+/// The models of some sequences, as candidates.
 fn candidates<'a>(sequences: impl Iterator<Item = &'a Sequence>) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = Vec::new();
     for s in sequences {

@@ -1,14 +1,17 @@
-//! Who gives his place to whom where all of them ([`Config::running_max`]) are taken.
+//! Preemption for places: which sequence gives its place to which, if all places
+//! ([`Config::running_max`]) are taken.
 //!
-//! A client's *share* is what each has if those that want places have as many; at least one. Where
-//! all places are taken, a waiting sequence whose client has fewer than its share takes that of a
-//! client that has more: of the one with the most, the newest of those that yielded least. Before
-//! them, one of another client whose reader has had no room for a while yields to anyone: it
-//! computes nothing. Interactive sequences count as if there were no others, and yield to no batch.
+//! A client's *share* is an equal part of the places among the clients that want some, at least
+//! one. If all places are taken, a waiting sequence whose client has fewer than its share takes the
+//! place of a client that has more: from the client with the most, the newest of the sequences that
+//! were preempted least. Before that, a sequence of another client whose reader has had no room for
+//! a while is preempted for any: it computes nothing. Interactive sequences are counted without
+//! batch ones, and are not preempted for them.
 //!
-//! So that nobody only comes and goes, a sequence has some passes for itself before it yields
-//! here, and one that has yielded often has come further, too. A client that has its share waits
-//! behind those that have not: what they took would otherwise go back to it with each end.
+//! So that sequences do not just come and go, a sequence has some passes before it is preempted
+//! here, and one that was preempted often must have generated more, too. A client that has its
+//! share waits behind those that have not; otherwise it would take back their places with each
+//! sequence that ends.
 //!
 //! [`Config::running_max`]: crate::Config::running_max
 
@@ -18,10 +21,11 @@ use std::collections::BTreeMap;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Class, ClientId, SeqId, Sequence};
 
-/// Yields after which a sequence gives no place away before it has said something more.
+/// Number of preemptions after which a sequence gives its place away only once it has generated
+/// more.
 const FREE_YIELDS: u32 = 4;
 
-/// The places that clients have, as one who waits in a class counts them.
+/// The places that clients hold, counting only sequences at least as urgent as a class.
 pub(crate) struct Places {
     /// Places held by each client that has or wants some.
     held: BTreeMap<ClientId, usize>,
@@ -33,7 +37,7 @@ impl Places {
         self.held.get(&client).copied().unwrap_or(0)
     }
 
-    /// Whether a client has as many as it has a right to.
+    /// Whether a client has at least its share of places.
     pub(crate) fn has_its_share(&self, client: ClientId) -> bool {
         self.held(client) >= self.share
     }
@@ -44,7 +48,7 @@ impl Places {
 }
 
 impl Scheduler {
-    /// The places of sequences that are not less urgent than this class.
+    /// The places held by sequences that are at least as urgent as this class.
     pub(crate) fn places(&self, class: Class) -> Places {
         let mut held: BTreeMap<ClientId, usize> = BTreeMap::new();
         for s in self.running_sequences().filter(|s| s.class() <= class) {
@@ -60,7 +64,8 @@ impl Scheduler {
         }
     }
 
-    /// Clients of sequences that wait, are not less urgent than this class, and whose readers read.
+    /// Clients of waiting sequences that are at least as urgent as this class and whose readers
+    /// read.
     pub(crate) fn clients_that_wait(&self, class: Class) -> impl Iterator<Item = ClientId> {
         let queues = self.queues.iter().filter(move |((_, of), _)| *of <= class);
         queues
@@ -68,8 +73,8 @@ impl Scheduler {
             .map(|((client, _), _)| client)
     }
 
-    /// Who gives his place to a waiting sequence, so that those who are kept leave it room; `None`
-    /// if there are free places, or nobody has to give his.
+    /// Sequences that give their place to a waiting one, so that the rest leaves memory for it;
+    /// `None` if there are free places, or no sequence has to give its own.
     pub(crate) fn who_gives_a_place_to(
         &self,
         s: &Sequence,
@@ -94,7 +99,7 @@ impl Scheduler {
         None
     }
 
-    /// The first of those that run on to give his place to a waiting one.
+    /// The first of the sequences that keep running to give its place to a waiting one.
     fn next_to_give(&self, s: &Sequence, kept: &[SeqId], places: &Places) -> Option<&Sequence> {
         let others = kept.iter().map(|seq| &self.sequences[seq]).filter(|other| {
             !other.in_pass
@@ -113,24 +118,25 @@ impl Scheduler {
         })
     }
 
-    /// Whether a reader has had no room for so long that others can use the place.
+    /// Whether a sequence's reader has had no room for so long that others may use its place.
     fn is_slow(&self, s: &Sequence) -> bool {
         let since = s.unready_since;
         since.is_some_and(|since| self.passes - since >= self.config.turn_passes)
     }
 
-    /// Whether a sequence has had something of its place.
+    /// Whether a sequence has used its place enough to give it away.
     pub(crate) fn has_had_a_turn(&self, s: &Sequence) -> bool {
         self.has_had_passes(s) && (s.yields < FREE_YIELDS || s.known > s.known_at_admission)
     }
 
-    /// Whether a sequence had its place for some passes.
+    /// Whether a sequence has had its place for the minimum number of passes.
     pub(crate) fn has_had_passes(&self, s: &Sequence) -> bool {
         self.passes - s.admitted_at >= self.config.turn_passes
     }
 }
 
-/// The order in which sequences give, of clients that have so much: the least first.
+/// Sort key of sequences that may give something up, given what their client holds; the least goes
+/// first.
 pub(crate) fn order_to_give<T: Ord>(held: T, s: &Sequence) -> impl Ord + use<T> {
     (Reverse(held), s.yields, Reverse(s.seniority()))
 }

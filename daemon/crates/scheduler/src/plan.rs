@@ -1,15 +1,16 @@
-//! What the scheduler answers: what has changed for sequences, and the next pass.
+//! The scheduler's results: changes of sequences, and the next pass.
 
 use crate::error::Refusal;
 use crate::sequence::{ModelId, SeqId};
 
-/// What was decided about a sequence, to be carried out in the order of the answer.
+/// A change of a sequence that the engine has to carry out, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The sequence runs from now on. If computed positions can be reused,
     /// [`crate::Scheduler::reused`] is called before the next pass is asked for.
     Admitted(SeqId),
-    /// The sequence is preempted: its KV cache is returned, and it continues later with its tokens.
+    /// The sequence is preempted: the engine frees its KV cache and keeps its tokens, and it is
+    /// resumed later.
     Yielded(SeqId),
     /// The sequence ends: it cannot run. The scheduler has forgotten it.
     Refused {
@@ -18,7 +19,7 @@ pub enum Action {
         /// The reason.
         why: Refusal,
     },
-    /// The sequence ends: its deadline is over. The scheduler has forgotten it.
+    /// The sequence ends: its deadline has passed. The scheduler has forgotten it.
     Expired(SeqId),
 }
 
@@ -35,44 +36,44 @@ pub struct SpanPlan {
     pub outputs: u32,
 }
 
-/// A pass.
+/// The plan of a pass: the rows of its sequences, and its scratch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassPlan {
-    /// The model.
+    /// The model that the pass runs.
     pub model: ModelId,
-    /// Sequences that decode, then those whose prompt is computed.
+    /// Spans of the sequences that decode, then of those whose prompt is computed.
     pub spans: Vec<SpanPlan>,
-    /// How many of the spans decode: each is one row and its drafts.
+    /// Number of spans that decode: each has one row and draft tokens.
     pub decode_spans: usize,
-    /// Rows of all spans.
+    /// Number of rows of all spans.
     pub rows: u32,
-    /// Rows of logits that the scratch holds at a time; at least 1.
+    /// Maximum number of rows whose logits the scratch holds at a time; at least 1.
     pub outputs_at_a_time: u32,
-    /// Bytes of the scratch.
+    /// Bytes of the pass's scratch.
     pub scratch_bytes: u64,
-    /// Bytes that scratch may have: a block that is already taken can be kept if it is no larger.
+    /// Maximum bytes of the scratch: an allocated block up to this size can be reused.
     pub scratch_bytes_max: u64,
-    /// The next pass is expected to be of this model, too.
+    /// Whether the next pass is expected to be of this model, too.
     pub expects_next: bool,
 }
 
-/// What runs next.
+/// What the engine runs next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// A pass begins.
     Pass(PassPlan),
-    /// The suspended pass of this model goes on.
+    /// The suspended pass of this model continues.
     GoOn(ModelId),
 }
 
-/// What a pass did for one of its spans.
+/// What a pass computed of one of its spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanResult {
     /// The sequence of the span.
     pub seq: SeqId,
-    /// Rows whose KV counts: all, or, where drafts were wrong, those up to the last right one.
+    /// Number of rows whose KV is valid: all, or up to the last accepted draft token.
     pub rows: u32,
-    /// Tokens that are known now beyond those before.
+    /// Number of tokens that became known by the pass.
     pub appended: u32,
     /// Whether the sequence is over; the scheduler forgets it.
     pub ended: bool,

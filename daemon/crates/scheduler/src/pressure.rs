@@ -1,7 +1,7 @@
 //! Memory that the driver refuses while passes run, because another process took it.
 //!
-//! The engine gives a part of the budget back to the driver and does the pass again; whoever does
-//! not fit any more then yields. How much to give back, and how often, is decided here.
+//! The engine returns a part of the budget to the driver and repeats the pass; sequences that do
+//! not fit any more are preempted. This module decides how much is returned, and how often.
 
 use crate::demand::ScratchTarget;
 use crate::error::Refusal;
@@ -10,12 +10,12 @@ use crate::scheduler::Scheduler;
 use crate::sequence::SeqId;
 use crate::view::View;
 
-/// The part of the budget that goes the first time, at the least; twice as much the next time, up
-/// to half.
+/// The first time, at least one part in this many of the budget is returned; each further time
+/// twice as much, up to half.
 const FIRST_PART: u64 = 16;
 
-/// What is left of a budget when the driver refused so many bytes (0 if it did not say), after
-/// `refusals` before, in multiples of `align`.
+/// The budget that is left after the driver refused `refused_bytes` (0 if unknown), with `refusals`
+/// earlier refusals; a multiple of `align`.
 #[must_use]
 pub fn shrunk_budget(budget_bytes: u64, refused_bytes: u64, refusals: u32, align: u64) -> u64 {
     let part = (FIRST_PART >> refusals.min(3)).max(2);
@@ -25,10 +25,9 @@ pub fn shrunk_budget(budget_bytes: u64, refused_bytes: u64, refusals: u32, align
 }
 
 impl Scheduler {
-    /// A pass with these sequences failed because the driver refused memory, and computed nothing.
-    /// Returns how often the one among them failed that failed most; one that failed too often is
-    /// refused by the next
-    /// [`Scheduler::admit`].
+    /// Records that a pass with these sequences computed nothing because the driver refused memory.
+    /// Returns the largest number of failures among them; the next [`Scheduler::admit`] rejects a
+    /// sequence that failed too often.
     pub fn memory_refused(&mut self, seqs: impl IntoIterator<Item = SeqId>) -> u32 {
         let mut most = 0;
         for seq in seqs {
@@ -56,9 +55,8 @@ impl Scheduler {
         }
     }
 
-    /// What running sequences need to go on by passes that are worth their cost, in
-    /// bytes. A lone one could do with a little less, but a ledger whose blocks stay
-    /// where they are wants some room.
+    /// Bytes that running sequences need to continue with passes that are worth their cost. A
+    /// single one could do with slightly less, but fixed blocks in the ledger need some slack.
     #[must_use]
     pub fn needed(&self, view: &View<'_>) -> u64 {
         let running = self.running_sequences();
@@ -66,15 +64,16 @@ impl Scheduler {
             .total()
     }
 
-    /// What a sequence needs at the least to go on alone, in bytes; 0 if it is not known.
+    /// Minimum bytes that a sequence needs to continue alone; 0 if it is not known.
     #[must_use]
     pub fn needed_alone(&self, seq: SeqId, view: &View<'_>) -> u64 {
         let known = self.sequences.get(&seq);
         known.map_or(0, |s| self.demand_alone(s, s.promise_least(), view).total())
     }
 
-    /// The smallest budget in which all that has begun can come to its end, if need be one after
-    /// another; 0 if nothing has begun. An open-ended sequence counts with the tokens that it has.
+    /// The smallest budget in which all sequences that have begun can come to their end, one after
+    /// another if necessary; 0 if none has begun. An open-ended sequence counts with its present
+    /// tokens.
     #[must_use]
     pub fn budget_least(&self, view: &View<'_>) -> u64 {
         let begun = self.sequences.values().filter(|s| s.begun);

@@ -1,67 +1,69 @@
 //! Gaps between tokens that are promised.
 //!
-//! The engine says of each model with sequences that were promised a gap when the next tokens are
-//! due and how long the pass takes that makes them ([`Promise`]). Passes follow one another, so the
-//! *slack* of all promises is the time until the first of these passes has to begin: the one whose
-//! tokens are due last ends when they are due, each other one ends before the next one begins.
+//! For each model with sequences that were promised a gap, the engine reports when the next tokens
+//! are due and how long the pass takes that computes them ([`Promise`]). Passes follow one another,
+//! so the *slack* of all promises is the time until the first of these passes has to begin: the one
+//! whose tokens are due last ends when they are due, each other one ends before the next one
+//! begins.
 //!
-//! Whoever's turn it is runs as long as what it cannot be stopped in, a *piece*, fits into the
-//! slack. Else the pass goes first whose tokens are due first, whatever the turns say
-//! ([`Scheduler::before_promises`](crate::Scheduler)). It is charged as ever, so a model that goes
-//! first has the less time later: a promise takes what it needs, and no more.
+//! The model whose turn it is runs as long as its next uninterruptible *piece* fits into the slack.
+//! Otherwise the pass whose tokens are due first goes first, whatever the turns say
+//! ([`Scheduler::before_promises`](crate::Scheduler)). It is charged as usual, so a model that goes
+//! first has less time later: a promise takes what it needs, and no more.
 //!
-//! [`least_gap`] says which gap can be held, so that no more is promised.
+//! [`least_gap`] computes which gap can be held, so that only such gaps are promised.
 
-/// What running sequences of a model are promised.
+/// The promise to a model's running sequences: when their next tokens are due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
-    /// Microseconds until the first of their next tokens is due; 0 if it is late, and the greatest
-    /// number while nobody waits for one.
+    /// Microseconds until the first of the next tokens is due; 0 if it is late, `u64::MAX` while no
+    /// sequence waits for one.
     pub due_us: u64,
-    /// Microseconds of the pass that makes them, or of what is left of it.
+    /// Microseconds of the pass that computes these tokens, or of what is left of it.
     pub pass_us: u64,
-    /// The shortest promised gap, in microseconds.
+    /// The shortest gap promised to a sequence of the model, in microseconds.
     pub gap_us: u64,
 }
 
-/// The promises of a model, as admission counts them.
+/// The promises of a model as admission counts them: gap and pass time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The shortest gap, in microseconds.
+    /// The shortest promised gap, in microseconds.
     pub gap_us: u64,
     /// Microseconds of a pass that computes the promised tokens.
     pub pass_us: u64,
 }
 
-/// What makes a gap too short.
+/// What makes a requested gap too short to be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooShort {
-    /// The pass of the own model alone takes as long as the gap.
+    /// The pass of the sequence's own model takes as long as the gap.
     OwnPass,
     /// The longest piece of other work that cannot be interrupted.
     Piece,
-    /// The passes of other promises.
+    /// The passes of other models with promises.
     Promises,
 }
 
-/// The least gap that can be held is longer than what is asked for.
+/// The requested gap cannot be held; says which one could.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CannotHold {
-    /// That gap, in microseconds; `None` if there is none: promises that run would be broken.
+    /// The shortest gap that could be held, in microseconds; `None` if there is none, because
+    /// existing promises would be broken.
     pub least_us: Option<u64>,
-    /// Why the gap cannot be promised.
+    /// What makes the gap too short.
     pub why: TooShort,
 }
 
-/// The longest gap that anybody is promised, and a bound of the search.
+/// Upper bound on promised gaps, in microseconds; also bounds the search for one.
 const GAP_US_MAX: u64 = 3_600_000_000;
 
-/// The part of the time that promised passes may take together. Nearer to all of it the search for
-/// the longest gap has no end that is worth its steps.
+/// Maximum share of the time that all promised passes may take together. Closer to 1 the search for
+/// the longest gap takes too many steps.
 const PART_MAX: f64 = 0.99;
 
-/// Microseconds that a gap comes to at the longest: a piece that has just begun, one's own pass,
-/// and the passes of others that are due meanwhile; `None` if that is more than `most_us`.
+/// Longest possible gap in microseconds: a piece that has just begun, the model's own pass, and
+/// passes of others that are due meanwhile; `None` if that exceeds `most_us`.
 fn longest_us(own: Share, others: &[Share], piece_us: u64, most_us: u64) -> Option<u64> {
     let alone = own.pass_us.saturating_add(piece_us);
     let part = |other: &Share| other.pass_us as f64 / other.gap_us.max(1) as f64;
@@ -85,7 +87,7 @@ fn longest_us(own: Share, others: &[Share], piece_us: u64, most_us: u64) -> Opti
     None
 }
 
-/// Whether those who were promised a gap have theirs beside one more.
+/// Whether existing promises can still be held beside one more.
 fn keep_theirs(more: Share, others: &[Share], piece_us: u64) -> bool {
     (0..others.len()).all(|at| {
         let mut beside = others.to_vec();
@@ -94,14 +96,13 @@ fn keep_theirs(more: Share, others: &[Share], piece_us: u64) -> bool {
     })
 }
 
-/// Whether a model can be promised a gap, where `others` of other models were promised theirs and
-/// no piece of anyone else is longer than `piece_us`.
+/// Checks that a model can be promised the gap `asked`, where `others` are other models' promises
+/// and no uninterruptible piece of other work is longer than `piece_us`.
 ///
 /// This is the response time of tasks with deadlines that cannot be stopped, in which each pass may
 /// come as often as its gap says.
 ///
-/// # Errors
-/// It cannot, and which gap can be held.
+/// # Errors The gap cannot be held; says which one could.
 pub fn least_gap(asked: Share, others: &[Share], piece_us: u64) -> Result<(), CannotHold> {
     let cannot = |least_us, why| Err(CannotHold { least_us, why });
     let with = |gap_us| keep_theirs(Share { gap_us, ..asked }, others, piece_us);
@@ -133,15 +134,15 @@ pub fn least_gap(asked: Share, others: &[Share], piece_us: u64) -> Result<(), Ca
     cannot(Some(least), why)
 }
 
-/// Whether a slice is to end behind the step that it just ran: it has run for `elapsed_us`, of
-/// `limit_us`, and a further step may be as long as the longest so far.
+/// Whether a slice has to end after the step that it just ran: it has run for `elapsed_us` of
+/// `limit_us`, and a further step may take as long as the longest so far.
 #[must_use]
 pub fn slice_is_over(elapsed_us: u64, longest_step_us: u64, limit_us: u64) -> bool {
     elapsed_us.saturating_add(longest_step_us) > limit_us
 }
 
-/// Microseconds until the first of the passes that were promised has to begin; `None` without
-/// promises for which anybody waits.
+/// Microseconds until the first promised pass has to begin; `None` if no sequence waits for
+/// promised tokens.
 pub fn slack_us(promises: impl Iterator<Item = Promise>) -> Option<u64> {
     let mut promises: Vec<Promise> = promises.collect();
     promises.sort_unstable_by_key(|p| std::cmp::Reverse(p.due_us));

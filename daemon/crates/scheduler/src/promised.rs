@@ -1,5 +1,5 @@
-//! Passes that make promised tokens go first where they would be late otherwise, and find a place
-//! and room beside others ([`crate::promise`]).
+//! Lets passes with promised tokens go first when they would be late otherwise, and reserves a pass
+//! and memory for them beside others ([`crate::promise`]).
 
 use crate::config::Config;
 use crate::promise::{Promise, slack_us};
@@ -9,15 +9,15 @@ use crate::turns::Candidate;
 use crate::view::View;
 
 impl Scheduler {
-    /// Models whose sequences may be promised gaps at the same time: each of their passes finds a
-    /// place beside those of others.
+    /// Maximum number of models whose sequences may be promised gaps at the same time, so that each
+    /// of their passes can run beside those of others.
     #[must_use]
     pub fn promising_models_max(config: &Config) -> usize {
         config.passes_max - 1
     }
 
-    /// Who goes first where it is a model's turn: the model itself, or one whose promised tokens
-    /// would be late behind a piece of it.
+    /// The model to run when it is `model`'s turn: that one, or a model whose promised tokens would
+    /// be late behind one uninterruptible piece of it.
     pub(crate) fn before_promises(
         &self,
         model: ModelId,
@@ -55,8 +55,8 @@ impl Scheduler {
         first.map_or(model, |(_, first)| first)
     }
 
-    /// How many promised passes of other models may have to begin beside a pass of this one, and
-    /// the bytes that the largest of them needs.
+    /// Number of promised passes of other models that may have to begin beside a pass of this one,
+    /// and the bytes that the largest of them needs.
     pub(crate) fn promised_beside(&self, model: ModelId, view: &View<'_>) -> (usize, u64) {
         let others = view
             .models

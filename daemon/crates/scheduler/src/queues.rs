@@ -1,39 +1,41 @@
-//! Who goes first: between clients the one that was served least, within a client and class the one
-//! that came first.
+//! The queues of waiting sequences. Between clients the one that was served least goes first,
+//! within a client and class the sequence that arrived first.
 //!
-//! A client's *service* is the time that its rows took in passes, in microseconds. One that comes,
-//! or comes back, starts at the least service of those that have sequences, so that nobody saves
-//! up (start-time fair queueing). Each client has a queue a class. A queue whose first sequence
-//! waited too long is *overdue* and goes before all that are not (of clients that have their share
-//! of places or KV behind others: `places.rs`, `room.rs`); a queue that was just served is not
-//! overdue, so a client that asks much cannot overrule fairness by asking early.
+//! A client's *service* is the time that its rows took in passes, in microseconds. A client that
+//! arrives, or returns, starts at the least service of those that have sequences, so that unused
+//! service is not saved up (start-time fair queueing). Each client has one queue for each class. A
+//! queue whose first sequence waited too long is *overdue* and goes before all that are not (of
+//! clients that have their share of places or KV behind others: `places.rs`, `room.rs`); a queue
+//! that was just served is not overdue, so a client with many requests cannot overrule fairness by
+//! sending them early.
 
 use std::collections::BTreeMap;
 
 use crate::sequence::{Class, ClientId, SeqId};
 
-/// Clients without sequences whose service is remembered at most.
+/// Maximum number of clients without sequences whose service is remembered.
 const CLIENTS_REMEMBERED: usize = 4096;
 
-/// A client.
+/// Service and number of sequences of a client.
 #[derive(Clone, Copy, Debug, Default)]
 struct Client {
     service: u64,
-    /// Sequences of the client, running or waiting.
+    /// Number of the client's sequences, running or waiting.
     sequences: usize,
 }
 
-/// The sequences of a client and class that wait, and when it was served.
+/// The waiting sequences of a client and class, and when the queue was last served.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
-    /// Queued sequences by number of arrival.
+    /// Waiting sequences by number of arrival.
     pub(crate) waiting: BTreeMap<u64, SeqId>,
-    /// The number of passes when one of them was last admitted for the first time.
+    /// The number of passes planned when one of the queue's sequences was last admitted for the
+    /// first time.
     pub(crate) admitted_at: u64,
-    /// The number of the last pass with rows of a prompt of it, or of that at which there was none
-    /// to compute.
+    /// Number of the last pass with prompt rows of this queue, or at which it had no prompt to
+    /// compute.
     pub(crate) prompt_at: u64,
-    /// Sequences of the queue, running or waiting.
+    /// Number of the queue's sequences, running or waiting.
     sequences: usize,
 }
 
@@ -45,7 +47,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// A sequence comes.
+    /// Adds a sequence to a client's queue.
     pub(crate) fn enter(&mut self, client: ClientId, class: Class, passes: u64) {
         let least = self.least_service();
         let known = self.clients.entry(client).or_default();
@@ -60,7 +62,7 @@ impl Queues {
         queue.sequences += 1;
     }
 
-    /// A sequence goes for good.
+    /// Removes a sequence from a client's counts.
     pub(crate) fn leave(&mut self, client: ClientId, class: Class) {
         let queue = self.queue_mut(client, class);
         queue.sequences -= 1;
@@ -91,13 +93,13 @@ impl Queues {
         }
     }
 
-    /// The least service of those that have sequences.
+    /// The least service of any client that has sequences, in microseconds.
     fn least_service(&self) -> u64 {
         let active = self.clients.values().filter(|c| c.sequences > 0);
         active.map(|c| c.service).min().unwrap_or(0)
     }
 
-    /// Charges a client with the microseconds that its rows took of a pass. A client without
+    /// Charges a client with the microseconds that its rows took in a pass. A client without
     /// sequences may be forgotten.
     pub(crate) fn charge(&mut self, client: ClientId, took_us: u64) {
         if let Some(known) = self.clients.get_mut(&client) {
@@ -105,7 +107,7 @@ impl Queues {
         }
     }
 
-    /// Work computed for a client that has sequences, relative to others.
+    /// Microseconds that a client with sequences was served, relative to other clients.
     pub(crate) fn service(&self, client: ClientId) -> u64 {
         self.clients[&client].service
     }
@@ -123,7 +125,7 @@ impl Queues {
         self.queues.iter().map(|(key, queue)| (*key, queue))
     }
 
-    /// Queues of a client whose sequences are not less urgent than a class.
+    /// Queues of a client for this class and more urgent ones.
     pub(crate) fn of_client(&self, client: ClientId, class: Class) -> impl Iterator<Item = &Queue> {
         let queues = self
             .queues
@@ -131,20 +133,20 @@ impl Queues {
         queues.map(|(_, queue)| queue)
     }
 
-    /// Clients that have sequences.
+    /// Number of clients that have sequences.
     pub(crate) fn clients(&self) -> usize {
         let active = self.clients.values().filter(|c| c.sequences > 0);
         active.count()
     }
 
-    /// Sequences of a client that wait.
+    /// Number of a client's waiting sequences.
     pub(crate) fn waiting_of(&self, client: ClientId) -> usize {
         let of_client = (client, Class::Interactive)..=(client, Class::Batch);
         let queues = self.queues.range(of_client);
         queues.map(|(_, queue)| queue.waiting.len()).sum()
     }
 
-    /// Sequences that wait.
+    /// Number of all waiting sequences.
     pub(crate) fn waiting(&self) -> usize {
         self.queues.values().map(|q| q.waiting.len()).sum()
     }

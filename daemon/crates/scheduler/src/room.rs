@@ -1,17 +1,18 @@
-//! Who gives his KV to whom where the budget has no room for more.
+//! Preemption for KV memory: which sequences give their KV to which, if the budget has no room for
+//! more.
 //!
-//! A client's *share* of the KV that is promised is what each has if those that run or want to run
-//! have as much. Where a waiting sequence of a client with less does not fit, those that have
-//! theirs give some: of the one with the most, the newest of those that yielded least, as long as
-//! the giver still has at least what the one who takes will have then. So nobody gives his last
-//! sequence here, and two clients do not trade one room to and fro: they share it in time
-//! (`terms.rs`). What cannot be made to fit so waits, and so does what comes for a client that has
-//! its share of places. In the same way the models of one client share what it has: all that come
-//! by HTTP without a key are one client, and a request for a small model does not wait for the ends
-//! of those for a large one. As with places (`places.rs`), a sequence has some passes for itself
-//! before it yields here, and a client that has its share waits behind those that have not; other
-//! than there, readers without room are not asked first. Where KV runs short because texts grow,
-//! the client with the most gives first, if it has more than its share.
+//! A client's *share* of the promised KV is an equal part among the clients that run or want to
+//! run. If a waiting sequence of a client with less does not fit, clients that have their share
+//! give some: the one with the most, its newest sequence of those that were preempted least, as
+//! long as the giver still has at least what the taker will have then. So no client gives its last
+//! sequence here, and two clients do not pass the same memory to and fro: they share it in time
+//! (`terms.rs`). A sequence that cannot be made to fit this way waits, and so does one whose client
+//! has its share of places. In the same way the models of one client share its KV: all HTTP
+//! requests without a key are one client, and a request for a small model does not wait for the
+//! ends of those for a large one. As with places (`places.rs`), a sequence has some passes before
+//! it is preempted here, and a client that has its share waits behind those that have not; unlike
+//! there, sequences with slow readers do not go first. If KV runs short because sequences grow, the
+//! client with the most gives first, if it has more than its share.
 
 use std::collections::BTreeMap;
 
@@ -20,15 +21,15 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Class, ClientId, ModelId, SeqId, Sequence};
 use crate::view::View;
 
-/// Among whom room is shared.
+/// The group of parties that share KV memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Among {
     Clients,
-    /// The models that one client asks.
+    /// The models of one client's sequences.
     ModelsOf(ClientId),
 }
 
-/// A party that shares room with others.
+/// A party that shares KV memory with others: a client, or a model of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Party {
     Client(ClientId),
@@ -36,7 +37,7 @@ pub(crate) enum Party {
 }
 
 impl Among {
-    /// Whose sequence it is, if it is of one of them.
+    /// The party that a sequence belongs to; `None` if it does not belong to this group.
     fn party(self, s: &Sequence) -> Option<Party> {
         let client = s.arrival.client;
         match self {
@@ -46,7 +47,7 @@ impl Among {
     }
 }
 
-/// What a party has.
+/// What a party holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     /// KV cache that is promised, in bytes.
@@ -54,10 +55,10 @@ struct Held {
     sequences: usize,
 }
 
-/// The KV that is promised, as one who waits in a class counts it.
+/// The KV promised to each party, counting only sequences at least as urgent as a class.
 #[derive(Clone)]
 pub(crate) struct Room {
-    /// Memory held by each party that has or wants some.
+    /// What each party holds that has or wants KV.
     held: BTreeMap<Party, Held>,
     bytes: u64,
 }
@@ -67,7 +68,7 @@ impl Room {
         self.held.get(&party).copied().unwrap_or_default()
     }
 
-    /// Whether one has more than it has a right to.
+    /// Whether a party has more than its share.
     fn has_more(&self, party: Party) -> bool {
         u128::from(self.held(party).bytes) * self.parties() > u128::from(self.bytes)
     }
@@ -76,18 +77,18 @@ impl Room {
         self.held.len().max(1) as u128
     }
 
-    /// Whether one has as much as it has a right to. One that has nothing has not.
+    /// Whether a party has at least its share; one without any KV never has.
     fn has_its_share(&self, party: Party) -> bool {
         let bytes = self.held(party).bytes;
         bytes > 0 && u128::from(bytes) * self.parties() >= u128::from(self.bytes)
     }
 
-    /// Whether a client has as much as it has a right to.
+    /// Whether a client has at least its share of KV.
     pub(crate) fn client_has_its_share(&self, client: ClientId) -> bool {
         self.has_its_share(Party::Client(client))
     }
 
-    /// Whether a model has as much as it has a right to, and others want some.
+    /// Whether a model has at least its share, and others want some.
     pub(crate) fn model_has_its_share(&self, model: ModelId) -> bool {
         self.held.len() > 1 && self.has_its_share(Party::Model(model))
     }
@@ -101,7 +102,7 @@ impl Room {
 }
 
 impl Scheduler {
-    /// The KV of sequences that are not less urgent than this class.
+    /// The KV held by sequences that are at least as urgent as this class.
     pub(crate) fn room(&self, among: Among, class: Class, view: &View<'_>) -> Room {
         let mut held: BTreeMap<Party, Held> = BTreeMap::new();
         let mut all = 0;
@@ -124,7 +125,7 @@ impl Scheduler {
         Room { held, bytes: all }
     }
 
-    /// Parties that wait for room in a class.
+    /// Parties with sequences that wait for KV memory in a class.
     fn parties_that_wait(&self, among: Among, class: Class) -> Vec<Party> {
         match among {
             Among::Clients => self.clients_that_wait(class).map(Party::Client).collect(),
@@ -136,8 +137,8 @@ impl Scheduler {
         }
     }
 
-    /// The newest of the least urgent sequences of the client that has most KV, and more than its
-    /// share; never the last that a client has.
+    /// The newest of the least urgent sequences of the client with most KV, if that is more than
+    /// its share; never a client's last sequence.
     pub(crate) fn newest_of_the_greediest(&self, view: &View<'_>) -> Option<SeqId> {
         let class = self.running_sequences().map(Sequence::class).max()?;
         let room = self.room(Among::Clients, class, view);
@@ -154,8 +155,8 @@ impl Scheduler {
         greediest.map(|s| s.arrival.seq)
     }
 
-    /// Who gives his KV so that a waiting sequence, promised so many positions, fits beside those
-    /// who are left of `kept`; `None` if nobody has to, or it would not be enough.
+    /// Sequences that give their KV so that a waiting one, promised `promised` positions, fits
+    /// beside the rest of `kept`; `None` if none has to, or it would not suffice.
     pub(crate) fn who_gives_room_to(
         &self,
         s: &Sequence,
@@ -179,7 +180,7 @@ impl Scheduler {
         })
     }
 
-    /// Who of those that share gives so many bytes to a waiting sequence.
+    /// Among parties that share KV, the sequences that give `wanted` bytes to a waiting one.
     fn givers(
         &self,
         among: Among,
@@ -223,7 +224,7 @@ impl Scheduler {
     }
 }
 
-/// Bytes of what a running sequence is promised.
+/// Bytes of KV that a running sequence is promised.
 pub(crate) fn promised_bytes(s: &Sequence, view: &View<'_>) -> u64 {
     view.costs.kv_bytes(s.arrival.model, s.promised)
 }

@@ -1,4 +1,4 @@
-//! The sequences, and what happens to them.
+//! The scheduler's state, and the events that change sequences.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,12 +11,12 @@ use crate::sequence::{Arrival, Kind, ModelId, SeqId, Sequence, SequenceStatus, T
 use crate::suspended::UnderWay;
 use crate::turns::Turns;
 
-/// A client has waiting at most so many times what is free for all.
+/// A client may have at most this many waiting sequences for each place of the queue that is free.
 const WAITING_TO_FREE: usize = 7;
 
-/// Whether the places of the queue that are free are left to others by a client of which so many
-/// sequences wait: alone it leaves an eighth of all, many leave less, and one that has nothing
-/// waiting finds a place as long as any is free.
+/// Whether the free places of the queue are reserved for other clients, since `of_client` sequences
+/// of this one wait already: one client alone leaves an eighth of all places, many leave less, and
+/// a client without waiting sequences may take any free place.
 #[must_use]
 pub fn are_left_to_others(of_client: usize, free: usize) -> bool {
     of_client >= WAITING_TO_FREE * free
@@ -31,18 +31,19 @@ pub struct Scheduler {
     pub(crate) running: Vec<SeqId>,
     pub(crate) queues: Queues,
     pub(crate) turns: Turns,
-    /// The pass of each model that is under way.
+    /// The pass of each model that is under way, running or suspended.
     pub(crate) under_way: BTreeMap<ModelId, UnderWay>,
-    /// What is promised does not fit, and who would have to yield is in suspended passes.
+    /// Whether promised KV does not fit, and the sequences that would be preempted are in suspended
+    /// passes.
     pub(crate) short_of_room: bool,
-    /// Passes planned so far.
+    /// Number of passes planned so far.
     pub(crate) passes: u64,
-    /// Sequences that came so far.
+    /// Number of sequences that arrived so far.
     arrivals: u64,
 }
 
 impl Scheduler {
-    /// A scheduler without sequences.
+    /// A scheduler without any sequences.
     #[must_use]
     pub fn new(config: Config) -> Scheduler {
         Scheduler {
@@ -58,13 +59,11 @@ impl Scheduler {
         }
     }
 
-    /// A sequence comes. It waits for the next [`Scheduler::admit`].
+    /// Adds a sequence, which waits for the next [`Scheduler::admit`].
     ///
-    /// # Errors
-    /// As many wait as may wait, of all or of its client; nothing has changed.
+    /// # Errors The queue is full, for all or for this client; nothing has changed.
     ///
-    /// # Panics
-    /// The name was used before, there is no token, or there are more than positions.
+    /// # Panics The id was used before, there is no token, or there are more tokens than positions.
     pub fn arrive(&mut self, arrival: Arrival) -> Result<(), NotTaken> {
         let least = match arrival.kind {
             Kind::Score => 2,
@@ -98,7 +97,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A sequence is over: cancelled, stopped, failed. Whether it was known; it is forgotten.
+    /// Forgets a sequence that is over (cancelled, stopped or failed). Returns whether it was
+    /// known.
     pub fn end(&mut self, seq: SeqId) -> bool {
         let Some(gone) = self.sequences.remove(&seq) else {
             return false;
@@ -117,11 +117,10 @@ impl Scheduler {
         true
     }
 
-    /// What a pass did. A sequence of the plan that is not named has not advanced, and a name that
-    /// is not known any more means nothing.
+    /// Takes the results of a pass. A sequence of the plan without a result has not advanced;
+    /// results of unknown sequences are ignored.
     ///
-    /// # Panics
-    /// More rows were computed than there were.
+    /// # Panics More rows were computed than there were.
     pub fn computed(&mut self, results: &[SpanResult]) {
         for result in results {
             let Some(s) = self.sequences.get_mut(&result.seq) else {
@@ -142,7 +141,8 @@ impl Scheduler {
         }
     }
 
-    /// The reader of a sequence has room for what a pass may produce, or has not; it has at first.
+    /// Sets whether the reader of a sequence has room for what a pass may produce; initially it
+    /// has.
     pub fn set_ready(&mut self, seq: SeqId, ready: bool) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             s.ready = ready;
@@ -153,12 +153,11 @@ impl Scheduler {
         }
     }
 
-    /// Positions of a sequence that was just admitted are there already: found by their content, or
-    /// brought back.
+    /// Records that the first `positions` positions of a just admitted sequence need not be
+    /// computed, because cached ones were found.
     ///
-    /// # Panics
-    /// It does not run, it has computed something, or these are all of its positions: the last
-    /// one's logits are wanted.
+    /// # Panics The sequence does not run, it has computed positions already, or these are all of
+    /// its positions: the logits of the last one are needed.
     pub fn reused(&mut self, seq: SeqId, positions: u32) {
         let s = self.sequences.get_mut(&seq).expect("a known sequence");
         assert!(
@@ -168,8 +167,8 @@ impl Scheduler {
         s.n_past = positions;
     }
 
-    /// Positions at which a pass of a running sequence is to end, because its engine keeps there
-    /// what it has then. They are forgotten when it yields.
+    /// Sets positions at which a pass of a running sequence has to end, because its engine keeps
+    /// the state there. They are forgotten when the sequence is preempted.
     pub fn stop_at(&mut self, seq: SeqId, positions: &[u32]) {
         if let Some(s) = self.sequences.get_mut(&seq).filter(|s| s.running) {
             s.stops = positions.to_vec();
@@ -177,12 +176,11 @@ impl Scheduler {
         }
     }
 
-    /// Positions of a sequence's prompt whose rows attend to each other both ways, in order: those
-    /// of each range are computed in one pass, without others of the sequence. A pass of the model
-    /// must have room for them ([`ModelView::rows_max`](crate::ModelView::rows_max)).
+    /// Sets ranges of a sequence's prompt whose rows attend to each other in both directions, in
+    /// order: each range is computed in one pass, without other rows of the sequence. A pass of the
+    /// model must have room for them ([`ModelView::rows_max`](crate::ModelView::rows_max)).
     ///
-    /// # Panics
-    /// A range is empty, or not behind the one before it and within the prompt.
+    /// # Panics A range is empty, or not behind the one before it and within the prompt.
     pub fn keep_whole(&mut self, seq: SeqId, wholes: &[Range<u32>]) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             let mut free = 0;
@@ -198,7 +196,7 @@ impl Scheduler {
         }
     }
 
-    /// What a running sequence has computed is lost; it is computed again.
+    /// Discards what a running sequence has computed, so that it is recomputed.
     pub fn start_over(&mut self, seq: SeqId) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             s.n_past = 0;
@@ -207,15 +205,15 @@ impl Scheduler {
         }
     }
 
-    /// So many tokens are guessed to follow the known ones; the next pass checks as many as there
-    /// is room for.
+    /// Sets the number of draft tokens after a sequence's known tokens; the next pass checks as
+    /// many as it has room for.
     pub fn propose(&mut self, seq: SeqId, drafts: u32) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             s.drafts = drafts;
         }
     }
 
-    /// A model is no more: its sequences are forgotten, and named in the order of their arrival.
+    /// Forgets all sequences of an unloaded model, and returns them in the order of their arrival.
     pub fn model_unloaded(&mut self, model: ModelId) -> Vec<SeqId> {
         let mut gone: Vec<(u64, SeqId)> = self
             .sequences
@@ -232,7 +230,7 @@ impl Scheduler {
         gone.into_iter().map(|(_, seq)| seq).collect()
     }
 
-    /// Ends those whose deadline is over.
+    /// Ends the sequences whose deadline has passed.
     pub(crate) fn expire(&mut self, now: Tick, actions: &mut Vec<Action>) {
         let over = |s: &Sequence| s.arrival.deadline.is_some_and(|d| d <= now);
         let expired: Vec<SeqId> = self
@@ -247,30 +245,30 @@ impl Scheduler {
         }
     }
 
-    /// A sequence as it is now.
+    /// The status of a sequence, if it is known.
     #[must_use]
     pub fn sequence(&self, seq: SeqId) -> Option<SequenceStatus> {
         self.sequences.get(&seq).map(Sequence::status)
     }
 
-    /// All sequences as they are now.
+    /// The status of all sequences.
     pub fn sequences(&self) -> impl Iterator<Item = SequenceStatus> {
         self.sequences.values().map(Sequence::status)
     }
 
-    /// Sequences that run.
+    /// Number of running sequences.
     #[must_use]
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Sequences that wait.
+    /// Number of waiting sequences.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.sequences.len() - self.running.len()
     }
 
-    /// Passes planned so far.
+    /// Number of passes planned so far.
     #[must_use]
     pub fn passes(&self) -> u64 {
         self.passes
@@ -280,10 +278,9 @@ impl Scheduler {
         self.running.iter().map(|seq| &self.sequences[seq])
     }
 
-    /// Checks what must always hold. For tests; the rules check what they rely on themselves.
+    /// Checks the scheduler's invariants, for tests.
     ///
-    /// # Panics
-    /// Something does not hold.
+    /// # Panics An invariant does not hold.
     pub fn assert_consistent(&self) {
         assert!(self.running.len() <= self.config.running_max);
         let waiting = self.queues.waiting();

@@ -10,15 +10,15 @@
 
 use std::ops::Range;
 
-/// Names a sequence; chosen by the engine, and never used twice.
+/// Id of a sequence; chosen by the engine, and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId(pub u64);
 
-/// Names a model.
+/// Id of a model, chosen by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelId(pub u32);
 
-/// Names who asks: a user of the machine, or what an API key stands for.
+/// Id of a client: a user of the machine, or an API key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
@@ -26,7 +26,7 @@ pub struct ClientId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(pub u64);
 
-/// How urgent a sequence is; the lesser goes first.
+/// How urgent a sequence is; the smaller class goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// A user waits for the sequence.
@@ -46,10 +46,10 @@ pub enum Kind {
     Embed,
 }
 
-/// A sequence that comes.
+/// A new sequence, as the engine reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Id of the sequence.
+    /// Id of the new sequence.
     pub seq: SeqId,
     /// Model of the sequence.
     pub model: ModelId,
@@ -59,45 +59,46 @@ pub struct Arrival {
     pub class: Class,
     /// Kind of work.
     pub kind: Kind,
-    /// Tokens of the prompt; at least 1, of a scoring 2.
+    /// Number of tokens of the prompt; at least 1, for [`Kind::Score`] 2.
     pub tokens: u32,
-    /// Positions that it can come to at most: prompt and generated tokens, bounded by the context.
+    /// Maximum number of positions: prompt and generated tokens, bounded by the context.
     pub positions_max: u32,
     /// Whether the sequence has no maximum length and goes on until the model ends it. It is then
     /// promised KV for a while at a time; any other is promised all that it can come to.
     pub open_ended: bool,
-    /// Whether its rows attend to later ones: they are computed in one pass, all or none, and of
-    /// them one row's outputs are wanted. Not of [`Kind::Generate`].
+    /// Whether the rows attend to later ones, so that one pass must have all of them or none, and
+    /// only one row's outputs are wanted. Not for [`Kind::Generate`].
     pub whole: bool,
     /// Deadline of the sequence.
     pub deadline: Option<Tick>,
-    /// Whether its engine promised it a gap between its tokens: it yields to nobody while others
-    /// that were promised none can.
+    /// Whether the engine promised the sequence a gap between its tokens: it is not preempted while
+    /// one without a promise can be.
     pub promised: bool,
 }
 
 /// What the scheduler knows of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceStatus {
-    /// What came.
+    /// The sequence as it arrived.
     pub arrival: Arrival,
     /// Whether the sequence is admitted; if not, it is queued.
     pub running: bool,
     /// Whether the sequence was admitted before, and so may have produced tokens.
     pub begun: bool,
-    /// Positions that are computed.
+    /// Number of positions that are computed.
     pub n_past: u32,
-    /// Tokens that are known: the prompt and what was generated.
+    /// Number of known tokens: the prompt and the generated ones.
     pub known: u32,
     /// Positions of KV cache that the sequence is promised; 0 while it waits.
     pub promised: u32,
-    /// Times that the sequence was preempted.
+    /// Number of times that the sequence was preempted.
     pub yields: u32,
-    /// How many of them gave all of its room for a while to who had none.
+    /// Number of these times at which it gave up all of its KV for a while because its term was
+    /// over.
     pub terms: u32,
 }
 
-/// A sequence, with what its place among the others depends on.
+/// A sequence, with everything that its place among the others depends on.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) arrival: Arrival,
@@ -108,43 +109,44 @@ pub(crate) struct Sequence {
     pub(crate) n_past: u32,
     pub(crate) known: u32,
     pub(crate) promised: u32,
-    /// Tokens that are guessed to follow the known ones, to be checked by the next pass.
+    /// Number of draft tokens after the known ones, to be checked by the next pass.
     pub(crate) drafts: u32,
-    /// Positions ahead at which a pass is to end, the farthest first.
+    /// Later positions at which a pass has to end, the farthest first.
     pub(crate) stops: Vec<u32>,
-    /// Positions of the prompt that are computed in one pass each, in order.
+    /// Ranges of the prompt that are computed in one pass each, in order.
     pub(crate) wholes: Vec<Range<u32>>,
     /// Whether the client has room for what a pass may produce.
     pub(crate) ready: bool,
-    /// Passes that had been planned when its reader had no room any more; `None` if it has.
+    /// Number of passes planned when the reader ran out of room; `None` if it has room.
     pub(crate) unready_since: Option<u64>,
     pub(crate) running: bool,
     pub(crate) begun: bool,
-    /// A suspended pass has rows of it: it is in no other pass, and keeps what it has.
+    /// Whether a suspended pass has rows of the sequence, so that it is in no other pass and keeps
+    /// its KV.
     pub(crate) in_pass: bool,
     /// Whether the sequence waited so long that it keeps its place like an interactive one.
     pub(crate) protected: bool,
-    /// Sequences that were admitted before it although it came first by the rules.
+    /// Number of sequences that were admitted before this one although it came first by the rules.
     pub(crate) bypassed: u32,
     pub(crate) yields: u32,
-    /// Passes of the sequence that failed because the driver refused memory.
+    /// Number of the sequence's passes that failed because the driver refused memory.
     pub(crate) refusals: u32,
-    /// Passes that had been planned, and tokens that were known, when it was last admitted.
+    /// Number of passes planned, and of tokens known, when the sequence was last admitted.
     pub(crate) admitted_at: u64,
     pub(crate) known_at_admission: u32,
-    /// The clock of `turns.rs` when it was last admitted.
+    /// Clock of `turns.rs` in microseconds when the sequence was last admitted.
     pub(crate) admitted_us: u64,
-    /// Microseconds of slices of passes with rows of its prompt since then, and of those with
-    /// positions that it had computed before.
+    /// Microseconds of slices with rows of the prompt since the last admission, and of those that
+    /// recomputed positions.
     pub(crate) prompt_us: u64,
     pub(crate) again_us: u64,
-    /// Positions that it had computed when it yielded.
+    /// Number of positions that had been computed when the sequence was preempted.
     pub(crate) again_until: u32,
-    /// Times that it gave its room at the end of a term.
+    /// Number of times that the sequence gave up its KV at the end of a term.
     pub(crate) terms: u32,
-    /// The clock up to which it leaves the room to those it was given to.
+    /// Clock of `turns.rs` until which the sequence leaves its memory to those it was given to.
     pub(crate) out_until: u64,
-    /// The number of the last pass with it, or of the last before its admission.
+    /// Number of the last pass with the sequence, or of the last pass before its admission.
     pub(crate) last_pass: u64,
 }
 
@@ -181,8 +183,8 @@ impl Sequence {
         }
     }
 
-    /// Positions that are to be computed for what is known. The last token of a scoring is only
-    /// looked up.
+    /// Number of positions to compute for the known tokens. The last token of a [`Kind::Score`]
+    /// sequence is only looked up.
     pub(crate) fn goal(&self) -> u32 {
         match self.arrival.kind {
             Kind::Generate | Kind::Embed => self.known,
@@ -190,12 +192,13 @@ impl Sequence {
         }
     }
 
-    /// Positions that are still to be computed.
+    /// Number of positions that are still to be computed.
     pub(crate) fn ahead(&self) -> u32 {
         self.goal() - self.n_past
     }
 
-    /// Rows that its next pass may have: up to where a pass is to end.
+    /// Number of rows that the next pass may have of the sequence: up to the next position at which
+    /// a pass has to end.
     pub(crate) fn rows_ahead(&self) -> u32 {
         if let Some(whole) = self.next_whole().filter(|w| w.start <= self.n_past) {
             return whole.end - self.n_past;
@@ -207,12 +210,12 @@ impl Sequence {
         end.map_or(self.ahead(), |end| self.ahead().min(end - self.n_past))
     }
 
-    /// The first positions that are to be computed in one pass, of which some are not computed.
+    /// The first range to be computed in one pass that is not fully computed.
     fn next_whole(&self) -> Option<&Range<u32>> {
         self.wholes.iter().find(|whole| whole.end > self.n_past)
     }
 
-    /// Rows that its next pass must have, all or none; 0 where it may have any number.
+    /// Number of rows that the next pass must have, all or none; 0 if it may have any number.
     pub(crate) fn rows_whole(&self) -> u32 {
         match self.next_whole() {
             _ if self.arrival.whole => self.ahead(),
@@ -221,7 +224,7 @@ impl Sequence {
         }
     }
 
-    /// Rows of the shortest pass that can have some of it, wherever it is.
+    /// Number of rows of the shortest pass that can compute some of the sequence, at any position.
     pub(crate) fn rows_least(&self) -> u32 {
         let wholes = self.wholes.iter().map(|whole| whole.end - whole.start);
         match self.arrival.whole {
@@ -230,7 +233,7 @@ impl Sequence {
         }
     }
 
-    /// Whether its next pass computes one row, and the token that follows is wanted.
+    /// Whether the next pass computes one row whose next token is wanted.
     pub(crate) fn decodes(&self) -> bool {
         self.arrival.kind == Kind::Generate && self.ahead() == 1
     }
@@ -245,7 +248,7 @@ impl Sequence {
         self.in_pass || self.runnable()
     }
 
-    /// Whether the pass that computes all that is known is surely its last.
+    /// Whether the pass that computes all known tokens is certainly the last.
     pub(crate) fn ends_when_computed(&self) -> bool {
         match self.arrival.kind {
             Kind::Generate => self.known + 1 >= self.arrival.positions_max,
@@ -262,13 +265,13 @@ impl Sequence {
         }
     }
 
-    /// Orders sequences by who may keep what it has; the greatest yields first.
+    /// Sort key by which sequences are preempted; the greatest goes first.
     pub(crate) fn seniority(&self) -> (bool, Class, u64) {
         (!self.arrival.promised, self.class(), self.number)
     }
 
-    /// The least positions that it must be promised to go on: all that it can come to, or what is
-    /// known.
+    /// Minimum number of positions to promise so that the sequence can go on: its maximum, or for
+    /// an open-ended one the known tokens.
     pub(crate) fn promise_least(&self) -> u32 {
         if self.arrival.open_ended {
             self.goal().max(1)
@@ -277,7 +280,8 @@ impl Sequence {
         }
     }
 
-    /// The positions that it is promised if there is room.
+    /// Number of positions that the sequence is promised if there is memory; `more` is the extra
+    /// for an open-ended one.
     pub(crate) fn promise_usual(&self, more: u32) -> u32 {
         if self.arrival.open_ended {
             self.goal()

@@ -9,27 +9,27 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Class, ClientId, ModelId, SeqId};
 use crate::turns::Candidate;
 
-/// What a row of a prompt counts among the rows of its pass.
+/// Weight of a prompt row when the time of a pass is divided among clients.
 const PROMPT_ROW: u64 = 1;
 
-/// What a row that yields a token counts: it reads as much as a prompt's row, and for less work.
+/// Weight of a row that yields a token: it reads as much as a prompt row, for less work.
 const TOKEN_ROW: u64 = 2;
 
-/// A pass under way.
+/// A pass of a model that is under way, running or suspended.
 #[derive(Clone, Debug)]
 pub(crate) struct UnderWay {
     /// Clients with rows in the pass, each with its share of the pass's time.
     shares: Vec<(ClientId, u64)>,
     seqs: Vec<SeqId>,
-    /// Sequences among them of which rows of the prompt are computed.
+    /// Sequences of the pass whose prompt rows are computed.
     prompts: Vec<SeqId>,
-    /// Whether an interactive sequence is among them.
+    /// Whether any of the pass's sequences is interactive.
     interactive: bool,
     pub(crate) suspended: bool,
 }
 
 impl Scheduler {
-    /// A pass is planned.
+    /// Records that a pass was planned.
     pub(crate) fn note_under_way(&mut self, plan: &PassPlan) {
         let rows = plan.spans.iter().enumerate().map(|(at, span)| {
             let row = match at < plan.decode_spans {
@@ -51,8 +51,9 @@ impl Scheduler {
         self.under_way.insert(plan.model, under_way);
     }
 
-    /// A slice of a model's pass took so many microseconds; `ended` if the pass is over, complete
-    /// or not. They are charged to the model, and to the clients of the pass by their rows.
+    /// Reports that a slice of a model's pass took `took_us` microseconds; `ended` if the pass is
+    /// over, complete or not. The time is charged to the model, and to the clients of the pass by
+    /// their rows.
     pub fn took(&mut self, model: ModelId, took_us: u64, ended: bool) {
         self.turns.charge(model, took_us, ended, &self.config);
         let Some(under_way) = self.under_way.get(&model) else {
@@ -72,7 +73,8 @@ impl Scheduler {
         }
     }
 
-    /// The pass of a plan stops between two steps, and goes on later ([`crate::Next::GoOn`]).
+    /// Suspends the running pass of a model between two steps; it continues later
+    /// ([`crate::Next::GoOn`]).
     pub fn suspend(&mut self, model: ModelId) {
         let Some(under_way) = self.under_way.get_mut(&model) else {
             return;
@@ -98,15 +100,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether what is promised does not fit until suspended passes have ended: those who would
-    /// have to yield are in them.
+    /// Whether promised KV does not fit until suspended passes have ended, because the sequences to
+    /// preempt are in them.
     #[must_use]
     pub fn is_short_of_room(&self) -> bool {
         self.short_of_room
     }
 
-    /// Microseconds that a pass of a model usually takes, all of its slices together; 0 while that
-    /// is not known.
+    /// Usual time of a model's pass in microseconds, over all of its slices; 0 while unknown.
     #[must_use]
     pub fn usual_pass_us(&self, model: ModelId) -> u64 {
         self.turns.usual_us(model)
@@ -116,7 +117,7 @@ impl Scheduler {
         self.under_way.get(&model).is_some_and(|u| u.suspended)
     }
 
-    /// Passes that are suspended.
+    /// Number of suspended passes.
     #[must_use]
     pub fn suspended(&self) -> usize {
         self.under_way.values().filter(|u| u.suspended).count()

@@ -1,15 +1,16 @@
-//! Who gives all of his KV for a while, where one has so much that others have none.
+//! Terms: which sequences give up all of their KV for a while, if one has so much that others have
+//! none.
 //!
 //! Room is shared in bytes (`room.rs`), as long as the giver keeps as much as the other gets: the
-//! last sequence of a client or of a model is not asked there. One whose KV fills the budget would
-//! keep everybody else waiting until it ends. So room is shared in time, too: where a client, or a
-//! model of a client, runs nothing, and its first sequence has no room, those of the others yield
-//! that had their *term*, the largest first. In return such a sequence asks for no room itself
-//! until the others had it as long, unless they leave it. Then it is as urgent as it was, and so
-//! are those that it takes the room from.
+//! last sequence of a client or of a model is not asked there. A sequence whose KV fills the budget
+//! would make all others wait until it ends. So room is shared in time, too: if a client, or a
+//! model of a client, runs nothing, and its first sequence has no room, sequences of others that
+//! had their *term* are preempted, the largest first. In return such a sequence does not ask for
+//! memory until the others had it as long, unless they free it before. Then it is as urgent as it
+//! was, and so are those that it takes the room from.
 //!
-//! A term is a time of the clock of `turns.rs`, so nobody's term goes on while nothing is computed.
-//! It lasts at least [`Config::term_us`], and [`Config::term_returns`] times as long as a return
+//! A term is a time of the clock of `turns.rs`, so no term goes on while nothing is computed. It
+//! lasts at least [`Config::term_us`], and [`Config::term_returns`] times as long as a return
 //! takes: what is lost is computed again, and that is a bounded part of the time. How long the last
 //! return took is measured. Before the first one it is the part of its prompt's time that the bytes
 //! are of its KV that the other one wants: what has room beside it is kept.
@@ -25,12 +26,13 @@ use crate::sequence::{SeqId, Sequence};
 use crate::view::View;
 
 impl Scheduler {
-    /// Whether a sequence that waits leaves its room to others.
+    /// Whether a waiting sequence leaves its memory to others for now.
     pub(crate) fn is_out(&self, s: &Sequence) -> bool {
         s.out_until > self.turns.clock()
     }
 
-    /// A sequence that yields has had its term.
+    /// Records that a sequence which is preempted has had its term; it stays out for `out_us`
+    /// microseconds.
     pub(crate) fn note_term(&mut self, seq: SeqId, out_us: u64) {
         let clock = self.turns.clock();
         let s = self.sequences.get_mut(&seq).expect("it yielded");
@@ -39,9 +41,9 @@ impl Scheduler {
         s.bypassed = 0;
     }
 
-    /// Who gives all of his KV so that a waiting sequence, promised so many positions, fits beside
-    /// those who are left of `kept`, and for how many microseconds; `None` if it is not of those
-    /// that have nothing, or it would not be enough.
+    /// Sequences that give all of their KV so that a waiting one, promised `promised` positions,
+    /// fits beside the rest of `kept`, each with the microseconds for which it does; `None` if the
+    /// waiting one is not entitled to that, or it would not suffice.
     pub(crate) fn who_gives_his_term_to(
         &self,
         s: &Sequence,
@@ -89,8 +91,8 @@ impl Scheduler {
         None
     }
 
-    /// Microseconds of the term of a running sequence, if it has had it, where another one wants so
-    /// many bytes of what it has.
+    /// Microseconds of a running sequence's term if that is over, where another one wants `wanted`
+    /// bytes of its KV; else `None`.
     fn term_of(&self, s: &Sequence, wanted: u64, view: &View<'_>) -> Option<u64> {
         let price = match s.terms {
             0 => {

@@ -1,11 +1,11 @@
-//! Which model's turn it is: time is shared by time, and not by passes.
+//! Decides which model's turn it is. Models share time, not numbers of passes.
 //!
 //! A *flow* is what shares the device with others as an equal: each model whose passes are long,
-//! and all models with short passes ([`Config::short_pass_us`]) together. A flow's *service* is
-//! the time that its passes took, as the engine measured it. The next slice goes to the flow with
-//! the least sum of its service, of what a switch to it has to upload (in time of the link), and,
-//! if only batch sequences have something to compute there, of a lag. Inside the flow of short
-//! passes the models share its time in the same way.
+//! and all models with short passes ([`Config::short_pass_us`]) together. A flow's *service* is the
+//! time that its passes took, as the engine measured it. The next slice goes to the flow with the
+//! least sum of its service, of what a switch to it has to upload (in time of the link), and, if
+//! only batch sequences have something to compute there, of a lag. Inside the flow of short passes
+//! the models share its time in the same way.
 //!
 //! So a model that needs a millisecond a pass does not wait for as many passes of one that needs a
 //! second, and many small models together do not crowd out a large one. Models that push each other
@@ -13,7 +13,7 @@
 //! for too long has its turn whatever it costs.
 //!
 //! A flow that had nothing to compute goes on at the service of the flow that was served last
-//! (start-time fair queueing): nobody saves up time that he had no use for.
+//! (start-time fair queueing): unused time is not saved up.
 //!
 //! The clock here is the sum of all that was charged. It stands while nothing is computed.
 
@@ -27,40 +27,41 @@ use crate::view::View;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) model: ModelId,
-    /// Whether an interactive sequence of it has.
+    /// Whether an interactive sequence of the model has something to compute.
     pub(crate) interactive: bool,
 }
 
-/// What a model had.
+/// A model's service and times.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
-    /// Microseconds of the model's passes.
+    /// Microseconds of service of the model's passes.
     service: u64,
-    /// The round at which it was last a candidate; 0 before the first.
+    /// Number of the round in which the model was last a candidate; 0 before the first.
     seen_at: u64,
-    /// The clock when it was last served, or when it became a candidate since.
+    /// Clock at which the model was last served, or became a candidate since.
     since: u64,
-    /// The clock when it was first passed over for promises since it last was not.
+    /// Clock at which the model was first passed over for promised passes since it last had its
+    /// turn; `None` if it was not.
     passed_over_at: Option<u64>,
-    /// Microseconds of the pass under way so far.
+    /// Microseconds of the model's current pass so far.
     pass: u64,
-    /// Microseconds of a pass of it, weighted towards the recent; 0 before the first one ended.
+    /// Usual microseconds of a pass of the model (moving average); 0 before the first one ended.
     usual: u64,
 }
 
-/// The turns of the models.
+/// The turns of all models.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Turns {
     turns: BTreeMap<ModelId, Turn>,
     /// The service of all models with short passes together.
     short_service: u64,
-    /// The service of the flow that was served last: where newcomers start.
+    /// Service of the flow that was served last, at which new flows start.
     time: u64,
-    /// Time among the models with short passes.
+    /// Service of the model with short passes that was served last, at which new ones start.
     short_time: u64,
-    /// Microseconds that were charged in all.
+    /// Sum of all charged microseconds.
     clock: u64,
-    /// Times that candidates were noted.
+    /// Number of rounds in which candidates were recorded.
     round: u64,
     /// The last round in which a model with short passes was a candidate.
     short_seen_at: u64,
@@ -68,28 +69,28 @@ pub(crate) struct Turns {
     last: Option<ModelId>,
 }
 
-/// Factor on a model's patience for which it is passed over for promises.
+/// A model is passed over for promised passes for at most this many times its patience.
 const PROMISED_PATIENCE: u64 = 8;
 
-/// A pass that takes so long, or longer, weighs as much as all short ones together.
+/// Microseconds from which on a pass weighs as much as all short passes together.
 const LONG_US: u64 = 40_000;
 
-/// The weight of a flow whose service is its time, and the most that a flow has: tokens of shorter
-/// passes are waited for like those of short ones, and many small models are not to crowd out one
-/// that is a little larger.
+/// Full weight of a flow, whose service is then its time. Tokens of shorter passes are waited for
+/// like those of short ones, so they weigh less; but many small models must not crowd out one that
+/// is slightly larger.
 const WEIGHT: u64 = 1000;
 const WEIGHT_MAX: u64 = 2500;
 
-/// The weight of a model with such long passes.
+/// The weight of a model whose passes usually take `usual_us` microseconds.
 fn weight(usual_us: u64) -> u64 {
     (LONG_US * WEIGHT / usual_us.max(1)).clamp(WEIGHT, WEIGHT_MAX)
 }
 
-/// A weight of an old value in a mean that forgets.
+/// Weight of the old value in a moving average.
 const KEEPS: u64 = 7;
 
 impl Turns {
-    /// A model is no more.
+    /// Forgets a model that is unloaded.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.turns.remove(&model);
         if self.last == Some(model) {
@@ -117,22 +118,22 @@ impl Turns {
         turn.usual.max(turn.pass) <= config.short_pass_us
     }
 
-    /// Microseconds that were charged in all, since there was nothing to compute.
+    /// Sum of all microseconds charged since there was last nothing to compute.
     pub(crate) fn clock(&self) -> u64 {
         self.clock
     }
 
-    /// Microseconds that a model's pass usually takes; 0 while that is not known.
+    /// Usual microseconds of a model's pass; 0 while unknown.
     pub(crate) fn usual_us(&self, model: ModelId) -> u64 {
         self.of(model).usual
     }
 
-    /// Whether a model's passes are short.
+    /// Whether a model's passes are short ([`Config::short_pass_us`]).
     pub(crate) fn has_short_passes(&self, model: ModelId, config: &Config) -> bool {
         Turns::is_short(&self.of(model), config)
     }
 
-    /// Whether a model that has something to compute waited for so long that nothing else counts.
+    /// Whether a model with work waited for so long that it has the next turn in any case.
     pub(crate) fn is_overdue(&self, model: ModelId, config: &Config) -> bool {
         self.clock.saturating_sub(self.of(model).since) >= config.model_patience_us
     }
@@ -153,7 +154,7 @@ impl Turns {
         at.is_some_and(|at| self.clock.saturating_sub(at) >= most)
     }
 
-    /// Notes who is a candidate, so that nobody saves up turns while he has no use for them.
+    /// Records the candidates of this round, so that models without work do not save up turns.
     pub(crate) fn note(&mut self, candidates: &[Candidate], config: &Config) {
         self.round += 1;
         let (round, clock) = (self.round, self.clock);
@@ -176,7 +177,8 @@ impl Turns {
         }
     }
 
-    /// Whose turn it is; `ahead` is a model that is taken to have had so many microseconds more.
+    /// Chooses the model whose turn it is; `ahead` is a model that counts as served for so many
+    /// microseconds more.
     pub(crate) fn pick(
         &self,
         candidates: &[Candidate],

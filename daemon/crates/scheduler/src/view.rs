@@ -1,72 +1,73 @@
-//! What the scheduler is shown before it decides: the budget, the models and what things cost.
+//! The state that the scheduler decides on: the budget, the models, and the sizes of sequences and
+//! passes.
 
 use crate::promise::{Promise, slack_us};
 use crate::sequence::ModelId;
 
-/// What sequences and passes cost in bytes of the budget.
+/// Bytes of the budget that sequences and passes need.
 pub trait Costs {
-    /// Bytes of the KV pages and states of a sequence with so many positions, rounded as the ledger
-    /// rounds them.
+    /// Bytes of the KV pages and states of a sequence with `positions` positions, rounded as the
+    /// ledger rounds them.
     ///
     /// Must not fall where `positions` rises.
     fn kv_bytes(&self, model: ModelId, positions: u32) -> u64;
 
-    /// Bytes of the scratch of a pass of so many rows that computes the logits of `outputs` rows at
+    /// Bytes of the scratch of a pass of `rows` rows that computes the logits of `outputs` rows at
     /// a time.
     ///
     /// Must not fall where `rows` or `outputs` rises. Both are at least 1.
     fn scratch_bytes(&self, model: ModelId, rows: u32, outputs: u32) -> u64;
 }
 
-/// A model as it is now.
+/// A model's present state, as the scheduler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelView {
     /// Id of the model.
     pub model: ModelId,
-    /// Bytes of the largest of its segments that is not pinned: one at a time must be resident.
+    /// Bytes of the model's largest segment that is not pinned: one such segment at a time must be
+    /// resident.
     pub segment_bytes: u64,
-    /// Rows of one pass at most; at least 1.
+    /// Maximum number of rows of one pass; at least 1.
     pub rows_max: u32,
-    /// Rows of prompts in a pass while other sequences decode; at least 1. It limits the time
-    /// between tokens.
+    /// Maximum number of prompt rows in a pass while other sequences decode; at least 1. It bounds
+    /// the time between tokens.
     pub shared_rows: u32,
-    /// Rows of logits that are computed at a time at most; at least 1.
+    /// Maximum number of rows whose logits are computed at a time; at least 1.
     pub outputs_max: u32,
-    /// Whether all its segments can be resident at once. If not, each of its passes uploads what is
-    /// absent.
+    /// Whether all of the model's segments can be resident at once. If not, each of its passes
+    /// uploads what is absent.
     pub fits: bool,
-    /// Bytes that its next pass uploads beyond what each of its passes uploads.
+    /// Bytes that the model's next pass uploads beyond what each of its passes uploads.
     pub switch_bytes: u64,
-    /// Whether its suspended pass waits for an upload, so that it cannot go on yet.
+    /// Whether the model's suspended pass waits for an upload, so that it cannot continue yet.
     pub waits: bool,
-    /// Microseconds of the longest part of its next pass, or of its suspended one, that cannot be
-    /// stopped, as far as that is known.
+    /// Microseconds of the longest uninterruptible part of the model's next or suspended pass, if
+    /// known, else 0.
     pub piece_us: u64,
     /// Promises to the model's running sequences.
     pub promise: Option<Promise>,
 }
 
-/// What the scheduler is shown.
+/// The state that the scheduler decides on.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
-    /// Bytes of the budget.
+    /// The budget in bytes.
     pub budget_bytes: u64,
-    /// Bytes of it that no sequence can have: pinned weights, the block that the device keeps for
-    /// itself.
+    /// Bytes of the budget that no sequence can have: pinned weights and the device's own block.
     pub held_bytes: u64,
-    /// Bytes of weights that are not evicted while sequences run that were promised a gap. What
+    /// Bytes of weights that stay resident while sequences with a promised gap run. A sequence that
     /// runs alone need not leave room for them.
     pub kept_bytes: u64,
     /// Views of models, at least of those that have sequences.
     pub models: &'a [ModelView],
-    /// What sequences and passes cost.
+    /// Sizes of sequences and passes.
     pub costs: &'a dyn Costs,
-    /// Sequences of one pass at most; at least 1.
+    /// Maximum number of sequences in one pass; at least 1.
     pub spans_max: u32,
     /// Upload rate of the link, in bytes per millisecond.
     pub link_bytes_per_ms: u64,
-    /// Bytes that a further pass may take beside the suspended ones: for its scratch, its largest
-    /// segment and the KV pages of its rows. Not looked at while no pass is suspended.
+    /// Bytes that a further pass may take beside the suspended ones, for its scratch, its largest
+    /// segment and its KV pages. Not used while no pass is suspended.
     pub beside_bytes: u64,
 }
 
@@ -83,10 +84,9 @@ impl std::fmt::Debug for View<'_> {
 }
 
 impl View<'_> {
-    /// A model that has sequences.
+    /// The view of a model that has sequences.
     ///
-    /// # Panics
-    /// It is not among the models: the engine forgot one.
+    /// # Panics The model is not in `models`: the engine forgot it.
     pub(crate) fn model(&self, model: ModelId) -> &ModelView {
         self.models
             .iter()
@@ -94,7 +94,7 @@ impl View<'_> {
             .expect("the view has every model that has sequences")
     }
 
-    /// Microseconds of the upload that a switch to this model takes.
+    /// Microseconds of the upload that a switch to this model needs, at most `most`.
     pub(crate) fn switch_us(&self, model: ModelId, most: u64) -> u64 {
         let bytes = self.model(model).switch_bytes.saturating_mul(1000);
         bytes.div_ceil(self.link_bytes_per_ms.max(1)).min(most)
@@ -102,14 +102,15 @@ impl View<'_> {
 }
 
 impl View<'_> {
-    /// Microseconds that may pass before a promised pass of another model than this one has to
-    /// begin; `None` if there is none that can run.
+    /// Microseconds until a promised pass of any model but `except` has to begin; `None` if no such
+    /// pass can run.
     #[must_use]
     pub fn slack_us(&self, except: ModelId) -> Option<u64> {
         slack_us(self.promises(except))
     }
 
-    /// The slack right after all promised requests had their tokens: the longest that it ever is.
+    /// The longest possible slack in microseconds: right after all promised requests of models but
+    /// `except` had their tokens.
     #[must_use]
     pub fn slack_most_us(&self, except: ModelId) -> Option<u64> {
         slack_us(self.promises(except).map(|p| Promise {

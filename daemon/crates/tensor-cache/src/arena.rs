@@ -1,12 +1,13 @@
-//! Places inside the arena: extents in use, the holes between them, and how to make a larger hole.
+//! Allocation inside the arena: extents in use, the holes between them, and how to make a larger
+//! hole.
 //!
 //! *Invariants* (`Arena::assert_consistent`): extents do not overlap; the holes are exactly what is
 //! left of `0 .. end`, coalesced. After the end was lowered, extents may lie across or beyond it;
 //! they are counted in `used`, and nothing new is put there.
 //!
-//! Weights are put at the high end of a hole and blocks at the low end: blocks cannot
-//! move, and so they must not scatter over the arena, where they would cut it into pieces
-//! that no large segment fits.
+//! Weights are put at the high end of a hole and blocks at the low end: blocks cannot move, and so
+//! they must not scatter over the arena, where they would cut it into pieces that no large segment
+//! fits.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,16 +20,16 @@ pub(crate) enum Tenant {
     Block(BlockId),
 }
 
-/// End of the arena that a request prefers.
+/// The end of the arena at which a request is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// Blocks.
+    /// The low end, for blocks.
     Low,
-    /// Weights.
+    /// The high end, for weights.
     High,
 }
 
-/// One move of a slide, in the order of execution.
+/// One move of a slide; moves are executed in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shift {
     pub(crate) segment: SegmentId,
@@ -47,7 +48,7 @@ pub(crate) struct Arena {
     end: u64,
     used: u64,
     extents: BTreeMap<u64, Extent>,
-    /// Offset to length.
+    /// Free holes: offset to length.
     holes: BTreeMap<u64, u64>,
     /// Holes as (length, offset), for best fit.
     holes_by_length: BTreeSet<(u64, u64)>,
@@ -70,24 +71,24 @@ impl Arena {
         self.end
     }
 
-    /// Bytes of all extents, those beyond the end included.
+    /// Bytes of all extents, including those beyond the end.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
 
-    /// End of the highest extent.
+    /// Offset at which the highest extent ends.
     pub(crate) fn highest(&self) -> u64 {
         self.extents
             .last_key_value()
             .map_or(0, |(offset, extent)| offset + extent.bytes)
     }
 
-    /// The longest hole.
+    /// Length of the longest hole.
     pub(crate) fn longest_hole(&self) -> u64 {
         self.holes_by_length.last().map_or(0, |(bytes, _)| *bytes)
     }
 
-    /// Every extent, in the order of the offsets.
+    /// All extents in the order of their offsets.
     pub(crate) fn extents(&self) -> impl DoubleEndedIterator<Item = (Slab, Tenant)> + '_ {
         self.extents.iter().map(|(&offset, extent)| {
             (
@@ -120,8 +121,8 @@ impl Arena {
         }
     }
 
-    /// Where `bytes` would go without moving anything: the lowest hole for blocks,
-    /// the tightest for weights.
+    /// Offset at which `bytes` would be placed without moving anything: the lowest hole for blocks,
+    /// the tightest for weights. `None` if no hole fits.
     pub(crate) fn hole(&self, bytes: u64, side: Side) -> Option<u64> {
         if bytes > self.longest_hole() {
             return None;
@@ -140,8 +141,8 @@ impl Arena {
         }
     }
 
-    /// Takes a range that lies in a hole, but for what of it is beyond the end
-    /// (an eviction taken back).
+    /// Marks a range in a hole as used; parts beyond the end are allowed (an eviction that is
+    /// undone).
     pub(crate) fn occupy(&mut self, slab: Slab, tenant: Tenant) {
         if slab.offset < self.end {
             let (&offset, &bytes) = self
@@ -169,7 +170,7 @@ impl Arena {
         assert!(before.is_none(), "two extents at one offset");
     }
 
-    /// Gives a range back and coalesces it with its neighbours.
+    /// Frees a range, merges it with neighbouring holes, and returns its owner.
     pub(crate) fn vacate(&mut self, slab: Slab) -> Tenant {
         let extent = self
             .extents
@@ -294,7 +295,7 @@ impl Arena {
         (at + bytes <= self.end).then_some(Slab { offset: at, bytes })
     }
 
-    /// The extents that share a byte with `window`.
+    /// The extents that overlap `window`.
     pub(crate) fn overlapping(&self, window: Slab) -> impl Iterator<Item = (Slab, Tenant)> + '_ {
         let first = self
             .extents
@@ -315,7 +316,7 @@ impl Arena {
             .filter(move |(slab, _)| slab.end() > window.offset)
     }
 
-    /// The high end of the tightest hole that has room for `bytes` outside `window`.
+    /// Offset at the high end of the tightest hole that fits `bytes` outside `window`.
     pub(crate) fn hole_outside(&self, bytes: u64, window: Slab) -> Option<u64> {
         self.holes_by_length
             .range((bytes, 0)..)
@@ -330,8 +331,8 @@ impl Arena {
             })
     }
 
-    /// The longest range that would be free if everything but the `fixed`
-    /// extents went, as far as the end.
+    /// Length of the longest range that would be free if everything but the `fixed` extents was
+    /// evicted, up to the end.
     pub(crate) fn longest_without(&self, fixed: impl Fn(Tenant) -> bool) -> u64 {
         let (mut at, mut longest) = (0, 0);
         for (slab, tenant) in self.extents() {

@@ -10,12 +10,11 @@ use crate::{
 };
 
 impl Cache {
-    /// Reserves a block in the same ledger, evicting weights for it. It is never evicted, and
-    /// moves by [`Cache::gather`] alone.
+    /// Reserves a block (memory that is not weights) in the ledger, evicting weights for it. A
+    /// block is never evicted, and only [`Cache::gather`] moves it.
     ///
-    /// # Errors
-    /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom` and
-    /// `NeverFits` as in `acquire`.
+    /// # Errors `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom`
+    /// and `NeverFits` as in `acquire`.
     pub fn reserve(
         &mut self,
         kind: BlockKind,
@@ -52,11 +51,11 @@ impl Cache {
         Ok(id)
     }
 
-    /// Moves blocks of a kind as low as they go without anything else moving, the lowest first, so
-    /// that what is free lies in one piece above them, but for holes before what stays. Returns
-    /// each move, to be carried out in this order, with the semantics of memmove.
+    /// Moves the blocks of a kind to the lowest possible offsets, the lowest first, without moving
+    /// anything else, so that free memory above them is contiguous except for holes before what
+    /// stays. Returns each move, to be carried out in this order, with the semantics of memmove.
     ///
-    /// Nothing but this moves a block: the caller knows everyone who remembers where one lies.
+    /// Nothing else moves a block, so the caller has to update all remembered offsets.
     pub fn gather(&mut self, kind: BlockKind) -> Vec<(BlockId, Slab, Slab)> {
         let of_kind = |(_, tenant): (Slab, Tenant)| match tenant {
             Tenant::Block(id) if self.blocks[&id].kind == kind => Some(id),
@@ -82,10 +81,9 @@ impl Cache {
         moves
     }
 
-    /// Where a block lies, for as long as it is reserved and not moved by [`Cache::gather`].
+    /// The slab of a block, valid until it is freed or moved by [`Cache::gather`].
     ///
-    /// # Panics
-    /// If it was freed.
+    /// # Panics The block was freed.
     pub fn block(&self, block: BlockId) -> Slab {
         self.blocks
             .get(&block)
@@ -93,10 +91,9 @@ impl Cache {
             .slab
     }
 
-    /// Gives a block back.
+    /// Frees a block.
     ///
-    /// # Panics
-    /// If it was freed before.
+    /// # Panics The block was freed before.
     pub fn free(&mut self, block: BlockId) {
         let Block { kind, owner, slab } =
             self.blocks.remove(&block).expect("a block is freed once");

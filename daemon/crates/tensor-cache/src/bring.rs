@@ -1,4 +1,4 @@
-//! Uploads that somebody asks for ahead of a segment's use.
+//! Uploads that a client asked for ahead of a segment's use (preloads).
 
 use crate::arena::Side;
 use crate::evict::For;
@@ -6,9 +6,9 @@ use crate::room::VictimFilter;
 use crate::{Action, Cache, SegmentId, SegmentState};
 
 impl Cache {
-    /// Begins an upload of a segment that somebody asked for ahead of its use, into room that
-    /// nobody has or that models have of which no request runs: nothing of its own model goes for
-    /// it, nor of those that run, unless it is pinned. Whether it is resident or in flight now.
+    /// Begins to upload a segment ahead of its use, into free memory or that of models without
+    /// running requests; segments of its own model or of running ones are not evicted for it,
+    /// unless the segment is pinned. Returns whether it is resident or in flight now.
     pub fn bring(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let is_pinned = self.segment(segment).is_ok_and(|found| found.pinned);
         let filter = match is_pinned {
@@ -18,8 +18,8 @@ impl Cache {
         self.bring_within(segment, filter, actions)
     }
 
-    /// Begins an upload of a segment ahead of its use, into free room alone: nothing is evicted for
-    /// it. Whether it is resident or in flight now.
+    /// Begins to upload a segment ahead of its use, into free memory only: nothing is evicted for
+    /// it. Returns whether it is resident or in flight now.
     pub fn bring_into_free(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         self.bring_within(segment, VictimFilter::Nothing, actions)
     }

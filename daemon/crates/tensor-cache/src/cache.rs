@@ -1,4 +1,4 @@
-//! The cache: models, segments and blocks, and what the engine may ask. Making room is in
+//! The cache: models, segments and blocks, and the operations for the engine. Making room is in
 //! `room.rs`.
 //!
 //! Owned by the engine thread. Each operation runs to its end or changes nothing.
@@ -21,31 +21,32 @@ use crate::{
     Slab, Usage,
 };
 
-/// What a cache is made with.
+/// Configuration of a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheConfig {
-    /// Bytes that weights, uploads and blocks may take together.
+    /// Maximum bytes of weights, uploads and blocks together.
     pub budget: u64,
-    /// Every slab begins at a multiple of this, and its length is one. A power of two.
+    /// Alignment of slabs in bytes, a power of two: each slab's offset and length are multiples of
+    /// it.
     pub align: u64,
-    /// How victims are chosen.
+    /// The eviction policy.
     pub policy: Policy,
-    /// `prefetch` starts nothing while so many uploads are under way. `acquire` always may.
+    /// Number of uploads in flight from which on `prefetch` starts none; `acquire` always may.
     pub max_in_flight: u32,
-    /// How many bytes may be moved inside the arena for each byte of a hole, before one more
-    /// segment is evicted instead. With 4 there are a tenth of the moves that there are without a
-    /// limit, for a point of hit ratio at most.
+    /// Maximum number of bytes that are moved inside the arena for each byte of a hole, before one
+    /// more segment is evicted instead. With 4 there are a tenth of the moves that there are
+    /// without a limit, for at most one percentage point of hit ratio.
     pub slide_max: u64,
-    /// Whether a model that does not fit, while no other one runs, gives up to itself segments of
-    /// one size that lie far apart, where it can, and not the one needed last first. A pass misses
-    /// as many bytes but for a part of a segment's, moves none, and what lies between two misses
-    /// hides the upload of the next.
+    /// Whether a model that does not fit, while no other one runs, evicts its own segments of one
+    /// size, spread evenly over the pass, instead of the one needed last. Each pass misses about
+    /// the same bytes, moves none, and the computation between two misses hides the upload of the
+    /// next.
     pub spread: bool,
 }
 
 impl CacheConfig {
-    /// A budget in bytes, slabs aligned to 256 bytes, the default policy, 4
-    /// uploads at a time, few moves.
+    /// A configuration with this budget in bytes, slabs aligned to 256 bytes, the default policy,
+    /// at most 4 uploads in flight, and few moves.
     pub fn new(budget: u64) -> CacheConfig {
         CacheConfig {
             budget,
@@ -62,28 +63,28 @@ impl CacheConfig {
 pub struct Cache {
     pub(crate) config: CacheConfig,
     pub(crate) arena: Arena,
-    /// The ledger may not exceed this: the budget, or what a shrink has reached so far.
+    /// Upper limit of the ledger in bytes: the budget, or what a shrink has reached so far.
     pub(crate) limit: u64,
     pub(crate) models: BTreeMap<ModelId, Model>,
     pub(crate) blocks: HashMap<BlockId, Block>,
     pub(crate) blocks_ever: u64,
-    /// Segments that hold a slab, the most recently used first.
+    /// Segments that hold a slab, most recently used first.
     pub(crate) recency: LruCache<SegmentId, ()>,
-    /// Counts requests of all models.
+    /// Number of requests of all models so far.
     pub(crate) request_clock: u64,
-    /// Counts passes of all models.
+    /// Number of passes of all models so far.
     pub(crate) pass_clock: u64,
-    /// Models that requests wait for.
+    /// Number of models that requests wait for.
     pub(crate) awaited: u32,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
     pub(crate) sharing: Sharing,
-    /// Free memory that is known to have no hole for an expert.
+    /// Free memory in which no hole for an expert can be made cheaply, as last found.
     pub(crate) unjoined: Option<Unjoined>,
 }
 
 impl Cache {
-    /// An empty cache. `config.align` must be a power of two: it is a constant of the device.
+    /// An empty cache. `config.align` must be a power of two; it is a constant of the device.
     pub fn new(config: CacheConfig) -> Cache {
         assert!(
             config.align.is_power_of_two(),
@@ -109,10 +110,9 @@ impl Cache {
         }
     }
 
-    /// Makes a model known. Loads nothing and evicts nothing.
+    /// Registers a model and its segments. Uploads and evicts nothing.
     ///
-    /// # Errors
-    /// `AlreadyRegistered`; `OutOfRange` for an empty list, an empty segment or too many;
+    /// # Errors `AlreadyRegistered`; `OutOfRange` for an empty list, an empty segment or too many;
     /// `NeverFits` if a segment is larger than the budget.
     pub fn register(&mut self, model: ModelId, segments: &[SegmentSpec]) -> Result<(), Error> {
         if self.models.contains_key(&model) {
@@ -188,11 +188,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Forgets a model, and evicts what of it is resident.
+    /// Unregisters a model, and evicts its resident segments.
     ///
-    /// # Errors
-    /// `UnknownModel`; `Busy` while a segment is in use or in flight, or a block is owned by it;
-    /// `Pinned` while a segment is pinned.
+    /// # Errors `UnknownModel`; `Busy` while a segment is in use or in flight, or a block is owned
+    /// by it; `Pinned` while a segment is pinned.
     pub fn unregister(&mut self, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Error> {
         let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
         let is_own_upload = |found: &&Segment| {
@@ -233,12 +232,11 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes a segment into use, and moves the pass under way past it. If it is absent, room is
-    /// made and an upload begins; wait for it (`uploaded`) before the bytes are read.
+    /// Marks a segment as in use, and moves the current pass past it. If it is absent, room is made
+    /// and an upload begins; the caller waits for it (`uploaded`) before the bytes are read.
     ///
-    /// # Errors
-    /// `UnknownModel`, `UnknownSegment`; `NoRoom` when what is in the way is in use or in flight
-    /// now (retry after a release or an upload); `NeverFits` when no release would help.
+    /// # Errors `UnknownModel`, `UnknownSegment`; `NoRoom` if segments in the way are in use or in
+    /// flight now (retry after a release or an upload); `NeverFits` if no release would help.
     pub fn acquire(
         &mut self,
         segment: SegmentId,
@@ -289,8 +287,7 @@ impl Cache {
         Ok(acquired)
     }
 
-    /// The pass under way has come to a segment: it goes on behind it, and an
-    /// expert has been used once more.
+    /// Moves the current pass past a segment, and counts a use if it is an expert.
     pub(crate) fn pass_over(&mut self, segment: SegmentId) {
         let model = self.models.get_mut(&segment.model).expect("it exists");
         let found = &mut model.segments[segment.index as usize];
@@ -314,10 +311,9 @@ impl Cache {
         }
     }
 
-    /// Gives a segment back. It stays where it is until something else needs the room.
+    /// Releases a segment. It stays resident until something else needs the memory.
     ///
-    /// # Panics
-    /// If it is not in use: the caller lost count.
+    /// # Panics The segment is not in use: the caller lost count.
     pub fn release(&mut self, segment: SegmentId) {
         self.change_wants(segment, |found| {
             found.refs = found.refs.checked_sub(1).expect("release without acquire");
@@ -328,9 +324,9 @@ impl Cache {
         }
     }
 
-    /// Begins an upload of a segment that will be needed, unless it is resident or in flight,
+    /// Begins to upload a segment that will be needed, unless it is resident or in flight,
     /// `max_in_flight` uploads are under way, or room could only be made by evicting something that
-    /// is needed sooner. Whether it began one.
+    /// is needed sooner. Returns whether it began one.
     pub fn prefetch(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let filter = match self.config.policy {
             Policy::PassAware if self.segment(segment).is_ok() => {
@@ -375,10 +371,9 @@ impl Cache {
         true
     }
 
-    /// The upload of a segment is complete.
+    /// Records that the upload of a segment is complete.
     ///
-    /// # Panics
-    /// If none was under way.
+    /// # Panics No upload of the segment was in flight.
     pub fn uploaded(&mut self, segment: SegmentId) {
         let state = self.segment(segment).map(|found| found.state);
         let Ok(SegmentState::InFlight(slab)) = state else {
@@ -387,11 +382,10 @@ impl Cache {
         self.set_state(segment, SegmentState::Resident(slab));
     }
 
-    /// The upload of a segment failed: its slab is free. Who holds it must still release
-    /// it, and may acquire it again.
+    /// Records that the upload of a segment failed: its slab is freed. Whoever holds the segment
+    /// must still release it, and may acquire it again.
     ///
-    /// # Panics
-    /// If none was under way.
+    /// # Panics No upload of the segment was in flight.
     pub fn upload_failed(&mut self, segment: SegmentId) {
         let slab = match self.segment(segment).map(|found| found.state) {
             Ok(SegmentState::InFlight(slab)) => slab,
@@ -403,10 +397,10 @@ impl Cache {
         self.assert_ledger();
     }
 
-    /// A pass of a model begins at its first segment. A pass still under way counts as ended.
+    /// Records that a pass of a model begins at its first segment. A pass still under way counts as
+    /// ended.
     ///
-    /// # Errors
-    /// `UnknownModel`.
+    /// # Errors `UnknownModel`.
     pub fn pass_begin(&mut self, model: ModelId, hint: PassHint) -> Result<(), Error> {
         let state = self
             .models
@@ -431,7 +425,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The pass of a model ended, complete or not. No effect if none is under way.
+    /// Records that the pass of a model ended, complete or not. No effect if none is under way.
     pub fn pass_end(&mut self, model: ModelId) {
         if let Some(state) = self.models.get_mut(&model)
             && state.cursor.take().is_some()
@@ -440,8 +434,8 @@ impl Cache {
         }
     }
 
-    /// No further pass of the model is expected for now, whatever the last hint said (an
-    /// end-of-text token, a cancelled request). After `pass_end`, or within the last
+    /// Records that no further pass of the model is expected for now, whatever the last hint said
+    /// (an end-of-text token, a cancelled request). Called after `pass_end`, or within the last
     /// pass as soon as it is known.
     pub fn request_end(&mut self, model: ModelId) {
         if let Some(state) = self.models.get_mut(&model) {
@@ -450,9 +444,9 @@ impl Cache {
         }
     }
 
-    /// Sets the budget. A smaller one evicts and relocates now what it may; what is in
-    /// use, in flight, pinned or a block stays, and `finish_shrink` does the rest later.
-    /// Nothing that runs fails for it.
+    /// Sets the budget in bytes. A smaller one evicts and moves at once what it may; segments in
+    /// use, in flight or pinned and blocks stay, and `finish_shrink` does the rest later. No
+    /// running work fails.
     pub fn set_budget(&mut self, bytes: u64, actions: &mut Vec<Action>) -> SetBudget {
         let bytes = bytes.min(BYTES_MAX);
         let end = bytes & !(self.config.align - 1);
@@ -466,18 +460,18 @@ impl Cache {
         }
     }
 
-    /// End of the highest slab: the memory of the arena beyond it is free to give back.
+    /// Offset at which the highest slab ends: the arena's memory beyond it can be returned.
     pub fn arena_end(&self) -> u64 {
         self.arena.highest()
     }
 
-    /// Whether everything lies inside the budget. Otherwise a shrink waits for releases: call
+    /// Whether the ledger is within the budget. Otherwise a shrink waits for releases: call
     /// `finish_shrink` after them.
     pub fn budget_reached(&self) -> bool {
         self.arena.used() <= self.arena.end() && self.arena.highest() <= self.arena.end()
     }
 
-    /// Changes how victims are chosen, from now on.
+    /// Changes the eviction policy.
     pub fn set_policy(&mut self, policy: Policy) {
         self.config.policy = policy;
     }
@@ -498,8 +492,7 @@ impl Cache {
             .ok_or(Error::UnknownSegment { segment, segments })
     }
 
-    /// Changes a segment and keeps the sums in step. The caller has checked that it
-    /// exists, or it is his bug.
+    /// Changes a segment, which must exist, and updates the sums of the ledger.
     pub(crate) fn change(&mut self, segment: SegmentId, how: impl FnOnce(&mut Segment)) {
         let model = self
             .models
@@ -527,7 +520,7 @@ impl Cache {
             .counters);
     }
 
-    /// The ledger of all models and blocks.
+    /// The sums of the ledger over all models and blocks.
     pub fn usage(&self) -> &Usage {
         &self.usage
     }
@@ -559,8 +552,8 @@ impl Cache {
         actions.push(Action::Upload { segment, slab });
     }
 
-    /// The ledger on two paths, the sums of the segments and blocks and the extents of the arena;
-    /// and the limit, which follows a shrink downwards.
+    /// Checks the ledger in two ways (the sums of segments and blocks against the extents of the
+    /// arena), and lowers the limit while a shrink goes on.
     pub(crate) fn assert_ledger(&mut self) {
         let used = self.arena.used();
         assert_eq!(

@@ -1,15 +1,15 @@
-//! What can go wrong, with the numbers that say what to do about it.
+//! Errors of the cache, with the numbers that say what to do about them.
 
 use crate::{ModelId, SegmentId};
 
-/// A refusal. Nothing was changed and no action was emitted.
+/// An error of the cache. Nothing was changed and no action was emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The model was never registered, or was unregistered.
     #[error("{0} is not registered")]
     UnknownModel(ModelId),
-    /// The model has fewer segments.
+    /// The model has no segment with this index.
     #[error("{segment} does not exist: the model has {segments}")]
     UnknownSegment {
         /// The segment that was requested.
@@ -17,71 +17,70 @@ pub enum Error {
         /// Number of the model's segments.
         segments: u32,
     },
-    /// The number is taken.
+    /// A model with this id is registered already.
     #[error("{0} is already registered: unregister it first")]
     AlreadyRegistered(ModelId),
     /// A list or a size outside the limits of this crate.
     #[error("{what} is {value}, outside 1 to {max}")]
     OutOfRange {
-        /// Name of the value.
+        /// Name of the rejected value.
         what: &'static str,
         /// The rejected value.
         value: u64,
-        /// The named maximum.
+        /// Maximum of the value.
         max: u64,
     },
-    /// No release of anything would make room: the budget, less what is pinned, is
-    /// smaller than the request.
+    /// No release would make enough room: the budget without pinned segments is smaller than the
+    /// request.
     #[error(
         "{need} bytes can never fit: the budget is {budget} bytes, of which {pinned} are pinned; raise the budget{}",
         if *.pinned > 0 { " or unpin something" } else { "" }
     )]
     NeverFits {
-        /// Bytes asked for, rounded to the alignment.
+        /// Bytes requested, rounded up to the alignment.
         need: u64,
-        /// The budget.
+        /// The budget in bytes.
         budget: u64,
         /// Bytes of all pinned segments.
         pinned: u64,
     },
-    /// Everything that is in the way is in use now: wait for an upload or a release, then ask
-    /// again.
+    /// Everything in the way is in use now: wait for an upload or a release, then retry.
     #[error(
         "no room for {need} bytes in one piece now: the longest has {available} of a budget of {budget} bytes \
          (in use {in_use}, in flight {in_flight}, pinned {pinned}, KV, scratch and staging {blocks}); \
          try again when a running request has ended"
     )]
     NoRoom {
-        /// Bytes asked for, rounded to the alignment.
+        /// Bytes requested, rounded up to the alignment.
         need: u64,
         /// The longest contiguous range that evicting everything evictable would give.
         available: u64,
-        /// The budget.
+        /// The budget in bytes.
         budget: u64,
-        /// Resident bytes that passes hold.
+        /// Bytes of resident segments that passes use.
         in_use: u64,
-        /// Bytes of uploads under way.
+        /// Bytes of segments in flight.
         in_flight: u64,
-        /// Resident bytes that are pinned, in use or not.
+        /// Bytes of resident pinned segments, in use or not.
         pinned: u64,
-        /// Bytes of blocks.
+        /// Bytes of all blocks.
         blocks: u64,
     },
-    /// The model cannot go while something of it is held.
+    /// The model cannot be unregistered while a segment is in use or in flight, or it owns a block.
     #[error(
         "{model} is busy: {in_use} segments in use, {in_flight} in flight, {blocks} blocks; retry when its requests are done"
     )]
     Busy {
         /// The model that is busy.
         model: ModelId,
-        /// Segments that passes hold.
+        /// Number of the model's segments that passes use.
         in_use: u32,
-        /// Segments whose upload is under way.
+        /// Number of the model's segments in flight.
         in_flight: u32,
-        /// Blocks that it owns.
+        /// Number of blocks that the model owns.
         blocks: u32,
     },
-    /// The model cannot go while it is pinned.
+    /// The model cannot be unregistered while segments of it are pinned.
     #[error("{model} has {segments} pinned segments: unpin it first")]
     Pinned {
         /// The model that is pinned.

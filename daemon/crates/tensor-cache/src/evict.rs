@@ -1,4 +1,4 @@
-//! Evictions: what goes when it is asked for, and why each segment went.
+//! Evictions on request, and the recorded cause of every eviction.
 
 use crate::state::{Role, Segment};
 use crate::{
@@ -6,14 +6,14 @@ use crate::{
     SegmentState, Slab,
 };
 
-/// For whose sake room is made.
+/// What room is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum For {
-    /// A segment of this model.
+    /// For a segment of this model.
     Segment(ModelId),
-    /// A block of this kind.
+    /// For a block of this kind.
     Block(BlockKind),
-    /// A smaller budget.
+    /// For a smaller budget.
     Budget,
 }
 
@@ -31,11 +31,10 @@ impl For {
 }
 
 impl Cache {
-    /// Evicts everything that may be evicted, of one model or of all. Blocks are not touched, nor
-    /// what a model borrows of one that is not chosen.
+    /// Evicts every segment that may be evicted, of one model or of all. Blocks stay, and so do
+    /// slabs that a model borrows from one that is not chosen.
     ///
-    /// # Errors
-    /// `UnknownModel`.
+    /// # Errors `UnknownModel`.
     pub fn clear(
         &mut self,
         model: Option<ModelId>,
@@ -91,12 +90,11 @@ impl Cache {
         Ok(cleared)
     }
 
-    /// Takes a resident segment's room away because its content turned out to be bad, pinned
-    /// or not, and that of its group. False, and nothing happens, while one of them is in use; a
-    /// segment that is not resident has nothing to lose.
+    /// Evicts a resident segment whose content turned out to be bad, pinned or not, with the
+    /// segments that share its slab. Returns `false` and does nothing while one of them is in use;
+    /// a segment that is not resident needs no eviction.
     ///
-    /// # Panics
-    /// If the segment does not exist.
+    /// # Panics The segment does not exist.
     pub fn evict_corrupt(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let segment = self.holder(segment);
         let found = self
@@ -114,7 +112,7 @@ impl Cache {
         true
     }
 
-    /// Books an eviction whose memory the arena has freed already.
+    /// Records an eviction whose memory the arena has freed already.
     pub(crate) fn evicted(
         &mut self,
         segment: SegmentId,

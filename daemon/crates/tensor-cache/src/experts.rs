@@ -1,12 +1,13 @@
-//! Experts: which one goes for another one of its size, and what is known of their next uses.
+//! Eviction of experts: which one is evicted for another of its size, and predictions of their next
+//! uses.
 //!
-//! A use is predicted from recency and frequency (`forecast.rs`), and where its layer lies: what
-//! the pass under way has been at is not used before the next pass. So the one that goes is the
-//! coldest of all or, where a pass uses nearly all of them in order, as a long prompt does, the
-//! one that was used just now.
+//! A use is predicted from recency and frequency (`forecast.rs`), and from the expert's layer: a
+//! layer that the current pass has left is not used before the next pass. So the victim is the
+//! coldest of all or, if a pass uses nearly all of them in order, as a long prompt does, the one
+//! that was used just now.
 //!
-//! One goes for another one of the same size: its slab is the other's, and nothing moves. The
-//! experts of a layer have one size, and those of all layers have few.
+//! An expert is evicted for another one of the same size, which takes its slab, so that nothing
+//! moves. The experts of a layer have one size, and those of all layers have few.
 
 use crate::arena::Side;
 use crate::room::VictimFilter;
@@ -14,37 +15,38 @@ use crate::state::{Model, Segment};
 use crate::victims::expert_that_goes_first;
 use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
-/// How many of the segments that were used last are looked at for those that may go.
+/// Maximum number of recently used segments that are searched for evictable ones.
 const RECENT_MAX: usize = 1024;
 
-/// How many of the experts that were used last, and may go, are compared.
+/// Maximum number of recently used evictable experts that are compared.
 const COMPARED: usize = 8;
 
-/// The part of the arena that holes too short for an expert may be before they are joined.
+/// Holes too short for an expert are left alone if they are at most one part in this many of the
+/// arena.
 const SCATTERED_PART: u64 = 64;
 
-/// So many experts fit into that part at least, or no hole is left alone: to a small arena it is a
-/// loss.
+/// Holes are left alone only if that part of the arena is at least as large as this many experts: a
+/// small arena cannot afford them.
 const SCATTERED_EXPERTS: u64 = 4;
 
-/// Times that what was found of free room holds, while there is not more of it.
+/// Number of queries for which a finding about free memory stays valid, if no more becomes free.
 const UNJOINED_ASKS: u32 = 512;
 
-/// Free bytes of which no hole for an expert could be made at a low cost: they lie between blocks,
-/// which do not move.
+/// Free bytes of which no hole for an expert could be made cheaply: they lie between blocks, which
+/// do not move.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unjoined {
-    /// Bytes of the expert.
+    /// Bytes of the expert that did not fit.
     bytes: u64,
-    /// The fewest that were free since.
+    /// Smallest number of free bytes since.
     free: u64,
     asks_left: u32,
 }
 
 impl Cache {
-    /// Makes room for an expert where one of its model goes for it, and says where; `None`,
-    /// and nothing done, where it is no expert, where free room is to be used, or where
-    /// something else should go.
+    /// Makes room for an expert by evicting one of its model, and returns where. `None`, with
+    /// nothing done, if the segment is no expert, if free memory should be used, or if something
+    /// else should be evicted.
     pub(crate) fn room_of_another_expert(
         &mut self,
         segment: SegmentId,
@@ -80,21 +82,22 @@ impl Cache {
         Some(Slab { offset, bytes })
     }
 
-    /// Whether what is free lies in holes too short for an expert of `bytes`, and is so little that
-    /// it is left alone: to join holes, others would move for each upload.
+    /// Whether free memory lies in holes too short for an expert of `bytes` bytes, and is so little
+    /// that it is left alone: joining holes would move other segments for each upload.
     fn is_scattered(&self, bytes: u64) -> bool {
         let most = self.arena.end() / SCATTERED_PART;
         let free = self.arena.end().saturating_sub(self.arena.used());
         self.may_leave_holes(bytes) && free < most + bytes && self.arena.longest_hole() < bytes
     }
 
-    /// Whether the arena is so large that holes too short for an expert of `bytes` are no loss.
+    /// Whether the arena is so large that holes too short for an expert of `bytes` bytes may be
+    /// left.
     fn may_leave_holes(&self, bytes: u64) -> bool {
         self.arena.end() / SCATTERED_PART >= SCATTERED_EXPERTS * bytes
     }
 
-    /// Whether no hole for an expert of `bytes` can be made of what is free without much moving. It
-    /// is looked at again only when more was freed, since it takes the time of all holes.
+    /// Whether no hole for an expert of `bytes` bytes can be made of free memory with few moves.
+    /// Checked again only when more was freed, since it scans all holes.
     fn is_unjoined(&mut self, bytes: u64) -> bool {
         if self.arena.longest_hole() >= bytes || !self.may_leave_holes(bytes) {
             return false;
@@ -120,8 +123,8 @@ impl Cache {
         !joins
     }
 
-    /// Of the evictable experts of a model that have `bytes`: the coldest, or one of those that
-    /// were used last, whichever is used again latest.
+    /// Among a model's evictable experts of `bytes` bytes: the coldest, or one of those used last,
+    /// whichever is expected to be used again latest.
     fn expert_to_go(&self, of: SegmentId, bytes: u64) -> Option<SegmentId> {
         let model = &self.models[&of.model];
         let may_go = |index: u32| {
@@ -148,8 +151,8 @@ impl Cache {
         Some(SegmentId { index, ..of })
     }
 
-    /// Passes until an expert is used again: by how often it was used, and by the place of its
-    /// layer.
+    /// Expected number of passes until an expert is used again, by its past uses and the place of
+    /// its layer.
     fn passes_until(&self, of: SegmentId, index: u32) -> f64 {
         let model = &self.models[&of.model];
         let found = &model.segments[index as usize];
@@ -163,18 +166,17 @@ impl Cache {
         }
     }
 
-    /// How much an expert was used, the last uses counting most; 0 for one that
-    /// never was, or does not exist.
+    /// Score of an expert's uses, recent ones counting most; 0 if it was never used or does not
+    /// exist.
     pub fn warmth(&self, segment: SegmentId) -> f64 {
         self.segment(segment)
             .map_or(0.0, |found| found.score.value())
     }
 
-    /// Counts a use of a segment that is not there and is not brought in: its work was done
-    /// elsewhere. The pass under way moves past it, as by `acquire`.
+    /// Counts a use of an absent segment that is not uploaded, because its work was done on the
+    /// CPU. The current pass moves past it, as with `acquire`.
     ///
-    /// # Errors
-    /// `UnknownModel`, `UnknownSegment`.
+    /// # Errors `UnknownModel`, `UnknownSegment`.
     pub fn done_without(&mut self, segment: SegmentId) -> Result<(), crate::Error> {
         let bytes = self.segment(segment)?.bytes;
         self.count(segment.model, |counters| {
@@ -185,8 +187,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Begins an upload of an expert that the pass under way will need for certain, unless it is
-    /// resident or in flight, or too many are. Whether it began one.
+    /// Begins to upload an expert that the current pass will certainly need, unless it is resident
+    /// or in flight, or too many uploads are. Returns whether it began one.
     pub fn prefetch_needed(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         if let Some(model) = self.models.get_mut(&segment.model)
             && let Some(found) = model.segments.get(segment.index as usize)
@@ -197,8 +199,8 @@ impl Cache {
         self.prefetch_over_used(segment, actions)
     }
 
-    /// Begins an upload of an expert that nobody waits for, unless too many are under way, or there
-    /// is room only in place of one that is used again sooner. Whether it began one.
+    /// Begins to upload an expert that no pass waits for, unless too many uploads are in flight, or
+    /// only one that is used again sooner could be evicted. Returns whether it began one.
     pub fn prefetch_for_later(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;
@@ -214,7 +216,7 @@ impl Cache {
         self.prefetch_over_used(segment, actions)
     }
 
-    /// Begins an upload in the place of what is used later than now.
+    /// Begins to upload a segment in the place of one that is used later than now.
     fn prefetch_over_used(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let now = crate::forecast::NextUse {
             requests: 0,
@@ -223,9 +225,9 @@ impl Cache {
         self.prefetch_within(segment, VictimFilter::UsedAfter(now), actions)
     }
 
-    /// Begins an upload of the first absent expert of a model from an index on, into room that
-    /// nobody has, unless too many uploads are under way. Its index, if it began one.
-    /// O(segments from there to it).
+    /// Begins to upload the first absent expert of a model from an index on, into free memory,
+    /// unless too many uploads are in flight. Returns its index if it began one. O(segments from
+    /// the index to it).
     pub fn bring_spare_expert(
         &mut self,
         model: crate::ModelId,
@@ -245,8 +247,8 @@ impl Cache {
 }
 
 impl Model {
-    /// Whether an expert was uploaded ahead of its layer in a pass that uses nearly all: in the
-    /// place of another one it would be uploaded twice.
+    /// Whether an expert was uploaded ahead of its layer in a pass that uses nearly all experts: if
+    /// evicted for another one, it would be uploaded twice.
     fn comes_fresh(&self, expert: &Segment) -> bool {
         let is_ahead = self.cursor.is_some_and(|cursor| expert.place >= cursor);
         self.uses_all_experts && expert.fresh && is_ahead

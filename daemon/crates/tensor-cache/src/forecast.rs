@@ -1,13 +1,12 @@
-//! When is a segment used next? What is known (the order of a pass, the passes still expected,
-//! the models that requests wait for) and what is predicted (when a model is asked again,
+//! Forecasts when a segment is used next, from what is known (the order of a pass, the passes still
+//! expected, the models that requests wait for) and predicted (when a model is requested again,
 //! which expert is routed to).
 //!
-//! A next use is a pair, compared in this order: how many requests ahead, and how far into
-//! the pass. A request is a run of passes of one model. Counting requests and not accesses
-//! makes the prediction independent of how long the requests are: of two models that
-//! alternate, the one that is idle is always one request ahead, and the one that runs its
-//! last pass two. A model that no request waits for comes behind all that are waited for, and
-//! among its like in the predicted order.
+//! A next use is a pair, compared in this order: how many requests ahead, and how far into the
+//! pass. A request is a run of passes of one model. Counting requests and not accesses makes the
+//! prediction independent of how long the requests are: of two models that alternate, the one that
+//! is idle is always one request ahead, and the one that runs its last pass two. A model without
+//! waiting requests comes after all that have some, in the predicted order.
 
 use crate::state::Model;
 use crate::{Cache, ModelId};
@@ -15,9 +14,9 @@ use crate::{Cache, ModelId};
 /// Expected next use of a segment; the greater, the later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NextUse {
-    /// Requests until then, in 1/256; 0 within what runs now.
+    /// Number of requests until the use, in units of 1/256; 0 within what runs now.
     pub(crate) requests: u64,
-    /// Segments until then, counted from now or from the start of that request.
+    /// Number of segments until the use, counted from now or from the start of that request.
     pub(crate) segments: u64,
 }
 
@@ -26,11 +25,11 @@ pub(crate) struct NextUse {
 pub(crate) struct History {
     /// The request clock at the last request, or at registration.
     last: u64,
-    /// Distances seen.
+    /// Number of distances seen.
     samples: u32,
-    /// Mean distance, weighted towards the recent.
+    /// Moving average of the distance between two requests.
     gap: f64,
-    /// Mean absolute deviation from it.
+    /// Moving average of the absolute deviation from `gap`.
     deviation: f64,
 }
 
@@ -42,7 +41,7 @@ impl History {
         }
     }
 
-    /// A request begins at `now` on the request clock.
+    /// Records that a request begins at `now` on the request clock.
     pub(crate) fn request(&mut self, now: u64, is_first: bool) {
         if !is_first {
             let gap = now.saturating_sub(self.last) as f64;
@@ -57,7 +56,7 @@ impl History {
         self.last = now;
     }
 
-    /// Requests until the next one of this model, in 1/256, at least 1.
+    /// Expected number of requests until the next one of this model, in units of 1/256, at least 1.
     pub(crate) fn ahead(&self, now: u64) -> u64 {
         let elapsed = now.saturating_sub(self.last) as f64;
         let requests = if self.samples == 0 {
@@ -79,9 +78,8 @@ impl History {
 }
 
 impl Cache {
-    /// Tells the order in which models are asked for behind what runs now, as far as it is known:
-    /// those that requests wait for. It holds until it is told again. Names that are not
-    /// registered, or come a second time, mean nothing.
+    /// Sets the order in which models will run after the current one, as far as requests wait for
+    /// them. It stays valid until it is set again. Unknown models and repeated ones are ignored.
     pub fn foresee(&mut self, upcoming: &[ModelId]) {
         for model in self.models.values_mut() {
             model.awaited = None;
@@ -97,7 +95,8 @@ impl Cache {
         }
     }
 
-    /// Requests until the next one of a model that expects no pass now, in 1/256, at least 1.
+    /// Number of requests until the next one of a model that expects no pass now, in units of
+    /// 1/256, at least 1.
     pub(crate) fn requests_ahead(&self, model: &Model) -> u64 {
         match model.awaited {
             Some(place) => (u64::from(place) + 1) * 256,
@@ -113,7 +112,7 @@ impl Cache {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Score(f64);
 
-/// After so many passes without a use, a use counts half.
+/// Number of passes without a use after which a use counts half.
 const HALF_LIFE_PASSES: f64 = 16.0;
 
 impl Score {
@@ -127,7 +126,7 @@ impl Score {
         Score(high + (low - high).exp2().ln_1p() / std::f64::consts::LN_2)
     }
 
-    /// The number itself.
+    /// The score as a number.
     pub(crate) fn value(self) -> f64 {
         self.0
     }

@@ -1,14 +1,13 @@
-//! Models that are kept: their segments go for nobody as long as anything else can.
+//! Models that are kept: their segments are evicted only if nothing else can be.
 //!
-//! A pin is a promise without end, which may fail. That a model is kept is a wish of whoever knows
-//! that its next passes are due soon: all of its segments count as needed at once, so where room
-//! cannot be made otherwise, or the budget shrinks, they go after all others.
+//! A pin is permanent, and pinning may fail. Keeping a model is a preference of a caller that knows
+//! that its next passes are due soon: all of its segments count as needed at once, so they are
+//! evicted after all others if room cannot be made otherwise, or the budget shrinks.
 
 use crate::{Cache, ModelId};
 
 impl Cache {
-    /// Keeps these models, and no others. It holds until it is said again; names that are not
-    /// registered mean nothing.
+    /// Keeps these models, and no others, until it is called again; unknown ids are ignored.
     pub fn keep(&mut self, models: &[ModelId]) {
         for (id, model) in &mut self.models {
             model.kept = models.contains(id);

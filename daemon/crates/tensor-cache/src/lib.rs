@@ -64,12 +64,12 @@ pub use segment::{
 pub use stats::{Counters, Evictions, ModelStats, Stats, Usage};
 pub use status::Upcoming;
 
-/// The most models that may be registered at once.
+/// Maximum number of registered models.
 pub const MODELS_MAX: usize = 4096;
-/// The most segments that one model may have (a MoE of 128 layers of 512 experts
-/// and its dense part fits).
+/// Maximum number of segments of one model (a MoE model of 128 layers of 512 experts with its dense
+/// part fits).
 pub const SEGMENTS_MAX: usize = 1 << 17;
-/// The most blocks that may be reserved at once.
+/// Maximum number of reserved blocks.
 pub const BLOCKS_MAX: usize = 1 << 20;
 /// The largest budget, and so the largest segment, in bytes: sums of a few of them cannot overflow.
 pub const BYTES_MAX: u64 = 1 << 56;

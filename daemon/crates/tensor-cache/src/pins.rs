@@ -3,12 +3,11 @@
 use crate::{Cache, Error, ModelId, SegmentId};
 
 impl Cache {
-    /// Keeps a segment from eviction once it is resident. Loads nothing. A
-    /// second pin has no effect.
+    /// Pins a segment, which is not evicted once it is resident. Uploads nothing. A second pin has
+    /// no effect.
     ///
-    /// # Errors
-    /// `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not pinned
-    /// would no longer fit beside all that are: nothing else could run.
+    /// # Errors `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not
+    /// pinned would no longer fit beside all that are: nothing else could run.
     pub fn pin(&mut self, segment: SegmentId) -> Result<(), Error> {
         self.segment(segment)?;
         self.may_pin(|id| id == segment)?;
@@ -16,9 +15,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Pins every segment of a model, or none.
+    /// Pins all segments of a model; if one cannot be pinned, none is.
     ///
     /// # Errors
+    ///
     /// As `pin`.
     pub fn pin_model(&mut self, model: ModelId) -> Result<(), Error> {
         let segments = self
@@ -34,10 +34,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Allows eviction again. No effect if it was not pinned.
+    /// Unpins a segment, so that it may be evicted again. No effect if it was not pinned.
     ///
-    /// # Errors
-    /// `UnknownModel`, `UnknownSegment`.
+    /// # Errors `UnknownModel`, `UnknownSegment`.
     pub fn unpin(&mut self, segment: SegmentId) -> Result<(), Error> {
         self.segment(segment)?;
         self.change_wants(segment, |found| found.pinned = false);

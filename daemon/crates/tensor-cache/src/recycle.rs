@@ -1,17 +1,16 @@
-//! Handing a slab on: from a segment that a pass has used to the one that is missed next.
+//! Passes a slab on from a segment that a pass has used to the next absent one.
 
 use crate::arena::{Side, Tenant};
 use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
 impl Cache {
-    /// Gives the room of a segment that a pass has just used to the absent one of its model
-    /// that is needed next, if a pass that is known to come needs that sooner, and begins
-    /// the upload. Whether it did.
+    /// Gives the slab of a segment that a pass has just used to the absent segment of its model
+    /// that is needed next, if a known pass needs that sooner, and begins the upload. Returns
+    /// whether it did.
     ///
-    /// Free room is taken first. For a model that does not fit: where what was missed makes room
-    /// for what will be missed, the same segments stay resident from pass to pass, one slab takes
-    /// turns among the others, and uploads go on while others are used, also from the end of a pass
-    /// to the next one's beginning.
+    /// Free memory is used first. In a model that does not fit, the same segments then stay
+    /// resident from pass to pass, the others take turns in one slab, and uploads go on while other
+    /// segments are used, also from the end of a pass to the beginning of the next.
     pub fn recycle_slab(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;

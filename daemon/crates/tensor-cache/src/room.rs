@@ -19,31 +19,31 @@ use crate::{
     Slab,
 };
 
-/// Victims that a request may claim.
+/// The segments that may be evicted for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VictimFilter {
-    /// Any that is evictable.
+    /// Any evictable segment.
     Any,
-    /// Only what is needed later than this.
+    /// Only segments that are needed later than this.
     UsedAfter(NextUse),
-    /// Only what some pass has used (for LRU, which knows nothing of the future).
+    /// Only segments that a pass has used (for LRU, which does not predict).
     AlreadyUsed,
-    /// Only what belongs to another model than this one, of which no request runs.
+    /// Only segments of models other than this one that have no running request.
     OfIdleOther(ModelId),
-    /// No victims.
+    /// No segment: nothing is evicted.
     Nothing,
 }
 
 /// Expected next uses of the segments of one model.
 pub(crate) struct Outlook {
     segments: u64,
-    /// The next index of the pass under way.
+    /// Index of the segment that the current pass uses next; `None` between passes.
     cursor: Option<u64>,
     tied_done: bool,
     /// Expected start of the pass after the current one: in requests, or segments from now.
     next_pass: NextUse,
     passes: u64,
-    /// All is needed at once.
+    /// Whether the model is kept, so that all of its segments count as needed at once.
     kept: bool,
 }
 
@@ -78,34 +78,33 @@ impl Outlook {
     }
 }
 
-/// What `choose` found: done as soon as it is committed.
+/// The result of `choose`, to be committed: the place, the moves and the victims.
 struct Placement {
     victims: Vec<(SegmentId, Slab)>,
     shifts: Vec<Shift>,
     offset: u64,
 }
 
-/// A model that has been waiting for its next pass for so many passes, times the
-/// models that wait, is idle.
+/// A model that has been waiting for its next pass for this many passes, times the number of
+/// waiting models, counts as idle.
 const ROUNDS_MAX: u64 = 4;
 
-/// Segments of other models' passes that run at most before a model's next pass begins.
+/// Maximum number of segments of other models' passes that run before a model's next pass begins.
 const SLICE_SEGMENTS: u64 = 128;
 
-/// Victims behind each of which a place is looked for; behind these, each time that their number
-/// has grown by half; how many of the last ones are needed is found by halves then. To look takes
-/// the time of all holes, and among the small holes of a MoE model a large segment may need
-/// hundreds of victims.
+/// Number of victims after each of which a place is searched; beyond that, whenever the number of
+/// victims has grown by half, and then the number needed is found by bisection. Each search scans
+/// all holes, and a large segment may need hundreds of small experts as victims.
 const VICTIMS_ONE_BY_ONE: usize = 8;
 
-/// Victims inside the range that was found of which each is tried again.
+/// Maximum number of victims inside the found range that are tested for being unnecessary.
 const SPARED_MAX: usize = 8;
 
-/// A request of so many passes, where there are other models, goes on for long.
+/// Number of passes from which on a request counts as long, if there are other models.
 const PASSES_MIN: u64 = 4;
 
 impl Cache {
-    /// Makes room and says where; the caller occupies it.
+    /// Makes room for `bytes` bytes and returns the offset, which the caller has to occupy.
     pub(crate) fn make_room(
         &mut self,
         bytes: u64,
@@ -148,7 +147,8 @@ impl Cache {
         })
     }
 
-    /// Continues a shrink of the budget with what has been released since. Whether it is reached.
+    /// Continues a shrink of the budget with memory that was released since. Returns whether the
+    /// budget is reached.
     pub fn finish_shrink(&mut self, actions: &mut Vec<Action>) -> bool {
         if self.budget_reached() {
             return true;
@@ -283,9 +283,9 @@ impl Cache {
         }
     }
 
-    /// The model that gives up segments of one size to itself, and that size; see
-    /// [`crate::stream_order`]. There is one if no other one runs, and none will soon: what has to
-    /// go at first to have those of one size missing must be worth it.
+    /// The model that evicts its own segments of one size, and that size; see
+    /// [`crate::stream_order`]. `None` if other models run or soon will: it takes some evictions
+    /// before only one size is missing.
     pub(crate) fn streaming_size(&self) -> Option<(ModelId, u64)> {
         let mut running = self.models.iter().filter(|(_, model)| model.in_request);
         let (&id, model) = running.next().filter(|_| self.config.spread)?;
@@ -299,7 +299,7 @@ impl Cache {
         Some((id, size))
     }
 
-    /// Bytes of a model that have no room beside blocks and what is pinned of others.
+    /// Bytes of a model that do not fit beside blocks and the pinned segments of others.
     pub(crate) fn excess(&self, model: &Model) -> u64 {
         let others_pinned = self.usage().pinned - model.usage.pinned;
         let taken = self.usage().blocks() + others_pinned;
@@ -312,10 +312,10 @@ impl Cache {
         model.cursor.is_none() && rounds > ROUNDS_MAX * (self.models.len() as u64 + 1)
     }
 
-    /// Makes room for a block at the lowest offset where nothing is that must stay: what lies there
-    /// goes to holes elsewhere, or is evicted if there is none. So blocks, which stay where they
-    /// are, gather at the low end, and large segments keep an undivided range above them. `None`,
-    /// and nothing done, if pins, uses, uploads or blocks leave no such range, or not enough bytes.
+    /// Makes room for a block at the lowest offset where nothing must stay: segments there move to
+    /// holes elsewhere, or are evicted if there are none. So blocks, which do not move, gather at
+    /// the low end, and large segments keep a contiguous range above them. `None`, with nothing
+    /// done, if no such range can be freed.
     fn clear_low_end(&mut self, bytes: u64, whose: For, actions: &mut Vec<Action>) -> Option<Slab> {
         let goes = |id: SegmentId| {
             self.segment(id).is_ok_and(Segment::is_evictable) && !self.keeps_any(id)
@@ -358,9 +358,9 @@ impl Cache {
         Some(window)
     }
 
-    /// Decides how to make room for `bytes`, of which `credit` are in the ledger
-    /// already, and leaves the arena without the victims; or leaves it as it was. Slides
-    /// that are too expensive come last.
+    /// Decides how to make room for `bytes`, of which `credit` are in the ledger already. Leaves
+    /// the arena without the victims, or unchanged if there is no way. Expensive slides are the
+    /// last choice.
     fn choose(
         &mut self,
         bytes: u64,
@@ -382,7 +382,7 @@ impl Cache {
         plan
     }
 
-    /// The most bytes that are moved for a hole of `bytes` while there is another way.
+    /// Maximum number of bytes that are moved for a hole of `bytes`, while there is another way.
     pub(crate) fn slide_max(&self, bytes: u64) -> u64 {
         self.config.slide_max.saturating_mul(bytes)
     }
@@ -461,8 +461,8 @@ impl Cache {
         })
     }
 
-    /// Leaves the last victims where they are but for those without which nothing fits; `too_few`
-    /// of them do not suffice, all do. O(log victims) looks.
+    /// Puts back all victims but those without which nothing fits; `too_few` of them are known not
+    /// to suffice. O(log victims) searches.
     fn take_fewest(
         &mut self,
         mut too_few: usize,
@@ -487,7 +487,7 @@ impl Cache {
         }
     }
 
-    /// Leaves victims where they are that proved unnecessary, those that are needed soonest first.
+    /// Puts back victims that turned out to be unnecessary, those needed soonest first.
     fn spare(
         &mut self,
         taken: &mut Vec<(SegmentId, Slab)>,
@@ -522,7 +522,7 @@ impl Cache {
         }
     }
 
-    /// A place for `bytes` without evicting anything, moving at most `slide_max` bytes.
+    /// A place for `bytes` without evictions, moving at most `slide_max` bytes.
     pub(crate) fn place(
         &self,
         bytes: u64,
@@ -566,7 +566,7 @@ impl Cache {
     }
 }
 
-/// The range of the arena that a place of `bytes` and the moves to it touch: from, to.
+/// The range of the arena that a place of `bytes` and the moves for it touch, as (start, end).
 fn touched((shifts, offset): &(Vec<Shift>, u64), bytes: u64) -> (u64, u64) {
     let ends = |shift: &Shift| {
         let (from, to) = (shift.from, shift.to);

@@ -3,14 +3,14 @@
 
 use std::fmt;
 
-/// A model, as the engine numbers it. A number may be used again after `unregister`.
+/// Id of a model, chosen by the engine. It may be reused after `unregister`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelId(pub u32);
 
 /// A segment of a model: the unit that is uploaded and evicted whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId {
-    /// The model that it belongs to.
+    /// The model that the segment belongs to.
     pub model: ModelId,
     /// Index of the segment in the order of a pass, and in the list given to `register`.
     pub index: u32,
@@ -28,19 +28,19 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// A block of memory that is not weights, reserved in the same ledger. Never used
-/// twice in the life of a cache.
+/// Id of a block: memory that is not weights, reserved in the ledger. Never reused in the life of a
+/// cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub(crate) u64);
 
-/// What a block is for; it decides only where it is counted.
+/// What a block is used for; it only decides where its bytes are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlockKind {
-    /// Keys and values of sequences.
+    /// KV cache and states of sequences.
     Kv,
     /// Activations and other working memory.
     Scratch,
-    /// Buffers on the way to the device.
+    /// Staging buffers for uploads.
     Staging,
 }
 
@@ -60,7 +60,7 @@ impl Slab {
     }
 }
 
-/// Whether the place of a segment in a pass is known.
+/// How passes use a segment, and whether its place in a pass is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentKind {
     /// Used once in every pass, in the order of the indices: a part of a layer, the output head.
@@ -69,11 +69,11 @@ pub enum SegmentKind {
     /// Used at its index, and once more after the last segment: an embedding
     /// that is also the output head.
     OrderedTied,
-    /// Used in some passes, as the routing decides: judged by recency and frequency.
+    /// Used in some passes, as the router decides: evicted by recency and frequency.
     Expert,
 }
 
-/// One segment, as `register` takes it.
+/// Size and kind of a segment, as given to `register`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSpec {
     /// Size on the device in bytes, before rounding to the alignment. Not 0.
@@ -83,7 +83,7 @@ pub struct SegmentSpec {
 }
 
 impl SegmentSpec {
-    /// A segment that every pass uses at its place.
+    /// A segment of `bytes` bytes that every pass uses at its place.
     pub fn ordered(bytes: u64) -> SegmentSpec {
         SegmentSpec {
             bytes,
@@ -91,7 +91,7 @@ impl SegmentSpec {
         }
     }
 
-    /// A segment that some passes use.
+    /// A segment of `bytes` bytes that some passes use (an expert).
     pub fn expert(bytes: u64) -> SegmentSpec {
         SegmentSpec {
             bytes,
@@ -100,7 +100,7 @@ impl SegmentSpec {
     }
 }
 
-/// How victims are chosen.
+/// How the segments to evict are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// The resident segment whose next use is farthest, by what is known of passes
@@ -117,11 +117,12 @@ pub enum Policy {
 pub enum EvictionCause {
     /// A segment of another model took the segment's memory.
     OtherModel,
-    /// A segment of its own model took its room: the model does not fit beside what else there is.
+    /// A segment of the same model took the segment's memory: the model does not fit beside other
+    /// memory in use.
     OwnPass,
-    /// Keys and values, or states, took its room.
+    /// KV cache or states took the segment's memory.
     Kv,
-    /// Working memory took its room.
+    /// Scratch took the segment's memory.
     Scratch,
     /// The budget shrank.
     Budget,
@@ -165,7 +166,7 @@ impl EvictionCause {
     }
 }
 
-/// What the engine must do, in the order in which the actions were appended.
+/// An action that the engine must carry out, in the order in which they were appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The segment is no longer on the device. Its slab is free once the event
@@ -198,19 +199,19 @@ pub enum Action {
     },
 }
 
-/// What `acquire` found. The segment counts as in use until `release`, in each of the three cases.
+/// The result of `acquire`. In all three cases the segment is in use until `release`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquired {
     /// The segment is resident.
     Resident(Slab),
-    /// An upload that began earlier is under way: wait for it.
+    /// An upload that began earlier is in flight: wait for it.
     InFlight(Slab),
     /// An `Action::Upload` was emitted by this call: carry it out, then wait for it.
     Started(Slab),
 }
 
 impl Acquired {
-    /// Where the segment is, or will be when its upload is complete. Stays true until `release`.
+    /// The slab of the segment, valid until `release`; its content is complete once the upload is.
     pub fn slab(&self) -> Slab {
         match *self {
             Acquired::Resident(slab) | Acquired::InFlight(slab) | Acquired::Started(slab) => slab,
@@ -218,28 +219,28 @@ impl Acquired {
     }
 }
 
-/// What the engine knows when it begins a pass.
+/// What the engine knows about a pass when it begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassHint {
-    /// Another pass of this model is expected soon after this one: a decode step that is not
-    /// the last, a prompt's chunk, another sequence of the same model. When that turns out
-    /// wrong, call `request_end`.
+    /// Another pass of this model is expected soon after this one: a decode step that is not the
+    /// last, a prompt's chunk, another sequence of the same model. If that turns out wrong, call
+    /// `request_end`.
     pub expects_next_pass: bool,
 }
 
 /// State of a segment: absent, in flight, or resident at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentState {
-    /// Not on the device.
+    /// The segment is not on the device.
     Absent,
-    /// An upload is under way into this slab.
+    /// The segment is being uploaded into this slab.
     InFlight(Slab),
-    /// On the device.
+    /// The segment is on the device, in this slab.
     Resident(Slab),
 }
 
 impl SegmentState {
-    /// The slab that it holds, whether or not it is complete.
+    /// The segment's slab, whether or not its upload is complete.
     pub fn slab(&self) -> Option<Slab> {
         match *self {
             SegmentState::Absent => None,
@@ -251,7 +252,7 @@ impl SegmentState {
 /// The state of one segment, for status calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentStatus {
-    /// Size as registered.
+    /// Size of the segment in bytes, as registered.
     pub bytes: u64,
     /// How passes use the segment.
     pub kind: SegmentKind,
@@ -277,23 +278,23 @@ pub enum KeptBecause {
     Pinned,
 }
 
-/// What `clear` did.
+/// The result of `clear`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
     /// Bytes of the slabs that were evicted.
     pub freed: u64,
-    /// How many segments were evicted.
+    /// Number of evicted segments.
     pub segments: u64,
-    /// What stayed, and why.
+    /// Segments that stayed resident, with the reason.
     pub kept: Vec<(SegmentId, KeptBecause)>,
 }
 
-/// What `set_budget` could do at once.
+/// The result of `set_budget`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetBudget {
     /// Whether everything now lies inside the new budget. If not, the rest follows as segments and
     /// blocks are released; call `finish_shrink` then.
     pub reached: bool,
-    /// Bytes in the ledger now.
+    /// Bytes of the ledger in use now.
     pub used: u64,
 }

@@ -1,9 +1,9 @@
-//! Segments with the same content, of several models: one slab for all of them.
+//! Segments with the same content in several models, which share one slab.
 //!
-//! Whether contents are the same is not known here; the caller says so ([`Cache::share`]). One
-//! segment of such a group holds the slab, the others borrow it: their state is that of the holder.
-//! Actions name the holder alone. While the group is absent, whichever is needed first becomes its
-//! holder, so that it is uploaded from the file of the model that asks.
+//! The caller decides which contents are the same ([`Cache::share`]). One segment of such a group
+//! holds the slab, the others borrow it: their state is that of the holder. Actions name the holder
+//! alone. While the group is absent, whichever is needed first becomes its holder, so that it is
+//! uploaded from the file of the model that asks.
 //!
 //! *Invariants*, checked by `assert_consistent`:
 //! - Each borrower's state is that of its holder, which borrows nothing.
@@ -17,7 +17,7 @@ use crate::arena::Tenant;
 use crate::state::{Role, Segment};
 use crate::{Action, Cache, Error, EvictionCause, ModelId, SegmentId, SegmentKind, SegmentState};
 
-/// Who borrows whose slab.
+/// Which segments borrow which slab.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
     holders: HashMap<SegmentId, SegmentId>,
@@ -31,14 +31,12 @@ impl Sharing {
 }
 
 impl Cache {
-    /// From now on two segments of the same content, and their groups, have one slab: that of
-    /// `with`. What the group of `segment` has of its own is evicted. False, and nothing happens,
-    /// where they cannot now: the group of `segment` is in use or in flight, or it is resident and
-    /// `with` is not; or the two differ in size, a model has segments in both groups, or they are
-    /// experts.
+    /// Lets two segments of the same content, with their groups, share the slab of `with`. The slab
+    /// of the group of `segment` is evicted. Returns `false` and does nothing if that is impossible
+    /// now: the group of `segment` is in use or in flight, or it is resident and `with` is not; or
+    /// the two differ in size, a model has segments in both groups, or they are experts.
     ///
-    /// # Errors
-    /// `UnknownModel`, `UnknownSegment`.
+    /// # Errors `UnknownModel`, `UnknownSegment`.
     pub fn share(
         &mut self,
         segment: SegmentId,
@@ -77,19 +75,20 @@ impl Cache {
         Ok(true)
     }
 
-    /// The segment in whose slab another one lies: itself, unless it borrows.
+    /// The segment that holds the slab of `segment`: itself, unless it borrows.
     pub fn holder(&self, segment: SegmentId) -> SegmentId {
         let holder = self.sharing.holders.get(&segment);
         holder.copied().unwrap_or(segment)
     }
 
-    /// All segments that have the slab of a holder, itself among them.
+    /// All segments that use the slab of a holder, including itself.
     pub fn members(&self, holder: SegmentId) -> impl Iterator<Item = SegmentId> {
         let borrowers = self.sharing.borrowers(holder).iter().copied();
         std::iter::once(holder).chain(borrowers)
     }
 
-    /// Bytes of models that count once for several of them: what their sum is too large by.
+    /// Bytes of slabs that several of these models share, counted once for each model but one: the
+    /// excess of the models' sum.
     pub fn shared_among(&self, models: &[ModelId]) -> u64 {
         let groups = self.sharing.borrowers.keys().map(|&holder| {
             let of_models = self.members(holder).filter(|id| models.contains(&id.model));
@@ -99,18 +98,18 @@ impl Cache {
         groups.sum()
     }
 
-    /// Whether one of a group's models is kept.
+    /// Whether any model in a holder's group is kept.
     pub(crate) fn keeps_any(&self, holder: SegmentId) -> bool {
         self.members(holder).any(|id| self.keeps(id.model))
     }
 
-    /// Whether passes of a model, or requests of others that are under way, use a group.
+    /// Whether passes of `model`, or running requests of others, use a group.
     pub(crate) fn serves(&self, holder: SegmentId, model: ModelId) -> bool {
         let mut models = self.members(holder).map(|id| id.model);
         models.any(|id| id == model || self.models[&id].in_request)
     }
 
-    /// A segment of an absent group becomes its holder. Nothing happens to any other segment.
+    /// Makes a segment of an absent group its holder. All other segments stay as they are.
     pub(crate) fn lead(&mut self, segment: SegmentId) {
         let holder = self.holder(segment);
         if holder != segment {
@@ -118,7 +117,7 @@ impl Cache {
         }
     }
 
-    /// Takes a segment out of its group; where it holds the slab, another one does from now on.
+    /// Removes a segment from its group; if it holds the slab, another one becomes the holder.
     pub(crate) fn leave(&mut self, segment: SegmentId) {
         if let Some(&heir) = self.sharing.borrowers(segment).first() {
             self.hand_over(segment, heir);
@@ -152,7 +151,7 @@ impl Cache {
         self.count_lent(holder);
     }
 
-    /// One of a holder's borrowers holds the slab from now on, if there is one.
+    /// Makes one of a holder's borrowers the holder of the slab, if there is one.
     fn hand_over(&mut self, holder: SegmentId, heir: SegmentId) {
         let state = self.segment(holder).map(|found| found.state);
         let state = state.expect("the holder exists");
@@ -175,7 +174,7 @@ impl Cache {
         }
     }
 
-    /// Sums up what a segment's borrowers want of its slab.
+    /// Recounts the uses and pins of a holder's borrowers.
     pub(crate) fn count_lent(&mut self, holder: SegmentId) {
         let (mut refs, mut pins) = (0, 0);
         for &id in self.sharing.borrowers(holder) {
@@ -195,7 +194,7 @@ impl Cache {
         });
     }
 
-    /// Changes a segment, and what its holder knows of its borrowers.
+    /// Changes a segment, and the holder's counts of its borrowers.
     pub(crate) fn change_wants(&mut self, segment: SegmentId, how: impl FnOnce(&mut Segment)) {
         self.change(segment, how);
         if let Some(&holder) = self.sharing.holders.get(&segment) {
@@ -203,7 +202,7 @@ impl Cache {
         }
     }
 
-    /// Changes the state of a holder, and so of its borrowers.
+    /// Changes the state of a holder and of its borrowers.
     pub(crate) fn set_state(&mut self, holder: SegmentId, state: SegmentState) {
         self.change(holder, |found| found.state = state);
         let n = self.sharing.borrowers(holder).len();
@@ -215,8 +214,7 @@ impl Cache {
 
     /// Checks that roles, states and counts of groups agree.
     ///
-    /// # Panics
-    /// If they do not.
+    /// # Panics They do not agree.
     pub(crate) fn assert_sharing(&self) {
         let mut borrowers = 0;
         for (&holder, list) in &self.sharing.borrowers {

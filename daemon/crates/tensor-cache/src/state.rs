@@ -1,4 +1,4 @@
-//! What is kept of each segment, model and block, and what a segment counts for in the ledger.
+//! The cache's records of segments, models and blocks, and their share in the ledger.
 
 use std::collections::BTreeSet;
 
@@ -6,36 +6,36 @@ use crate::forecast::{History, Score};
 use crate::stream_order::StreamOrder;
 use crate::{BlockKind, Counters, ModelId, SegmentSpec, SegmentState, Slab, Usage};
 
-/// What a segment is in a group of the same content.
+/// Role of a segment in a group of segments of the same content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// The segment is in no group.
     Alone,
-    /// The segment's slab is that of others too.
+    /// The segment holds the slab that the group shares.
     Holder,
-    /// The segment uses the slab of another one.
+    /// The segment uses the holder's slab.
     Borrower,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) spec: SegmentSpec,
-    /// Length of its slab: `spec.bytes` rounded to the alignment.
+    /// Length of the segment's slab in bytes: `spec.bytes` rounded up to the alignment.
     pub(crate) bytes: u64,
     pub(crate) state: SegmentState,
     pub(crate) refs: u32,
     pub(crate) pinned: bool,
     pub(crate) role: Role,
-    /// Borrowers of its slab that are in use.
+    /// Number of borrowers of the slab that are in use.
     pub(crate) lent_refs: u32,
-    /// Borrowers of its slab that are pinned.
+    /// Number of borrowers of the slab that are pinned.
     pub(crate) lent_pins: u32,
-    /// A prefetch uploaded it and no acquire has used it yet.
+    /// Whether the segment was uploaded by a prefetch and has not been acquired since.
     pub(crate) fresh: bool,
-    /// Experts only: the next index of the pass when it was used last, which
-    /// says where its layer lies.
+    /// For experts: index of the pass's next segment at the last use, which shows where the
+    /// expert's layer lies.
     pub(crate) place: u32,
-    /// Experts only.
+    /// For experts: score of recency and frequency.
     pub(crate) score: Score,
 }
 
@@ -62,37 +62,38 @@ pub(crate) struct Model {
     /// Indices of the segments that are not experts.
     pub(crate) ordered: Vec<u32>,
     pub(crate) sizes: StreamOrder,
-    /// Experts that hold a slab, the coldest first.
+    /// Experts that hold a slab, by score, the coldest first.
     pub(crate) experts: BTreeSet<(u64, u32)>,
     pub(crate) bytes: u64,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
-    /// How many segments have references.
+    /// Number of segments that are in use.
     pub(crate) held: u32,
-    /// Counts what became resident, went, or moved.
+    /// Number of uploads, evictions and moves of the model's segments so far.
     pub(crate) changes: u64,
     pub(crate) blocks: u32,
-    /// The next index that the pass under way will use.
+    /// Index of the segment that the current pass uses next.
     pub(crate) cursor: Option<u32>,
     /// Whether the pass under way uses nearly all experts, so that experts of its later layers
     /// count as needed.
     pub(crate) uses_all_experts: bool,
-    /// The pass under way has used its tied segments for the second time.
+    /// Whether the current pass has used its tied segments for the second time.
     pub(crate) tied_done: bool,
-    /// Another pass is expected soon.
+    /// Whether another pass of the model is expected soon.
     pub(crate) expects_next_pass: bool,
-    /// A request began and has not ended: it is in a pass, or expects one.
+    /// Whether a request of the model has begun and not ended.
     pub(crate) in_request: bool,
     pub(crate) requests: u64,
     pub(crate) passes: u64,
-    /// Passes before the last request.
+    /// Number of passes before the last request.
     pub(crate) passes_before: u64,
-    /// The pass clock when the last pass began.
+    /// Pass clock at the begin of the last pass.
     pub(crate) begun: u64,
     pub(crate) history: History,
-    /// The model's place among the models that requests wait for.
+    /// The model's place in the order of models that requests wait for; `None` if none waits for
+    /// it.
     pub(crate) awaited: Option<u32>,
-    /// Whether the model's segments are evicted only where nothing else can be (promised gaps).
+    /// Whether the model's segments are evicted only if nothing else can be (promised gaps).
     pub(crate) kept: bool,
 }
 
@@ -108,8 +109,8 @@ pub(crate) struct Block {
     pub(crate) slab: Slab,
 }
 
-/// Adds (`sign` 1) or takes away (-1) what a segment counts for in the sum of all models, where
-/// bytes of a slab count once.
+/// Adds (`sign` 1) or subtracts (-1) a segment's bytes in the sum over all models, in which a
+/// shared slab counts once.
 pub(crate) fn tally_total(usage: &mut Usage, found: &Segment, sign: i64) {
     if found.role != Role::Borrower {
         return tally(usage, found, sign);
@@ -123,7 +124,7 @@ pub(crate) fn tally_total(usage: &mut Usage, found: &Segment, sign: i64) {
     }
 }
 
-/// Adds (`sign` 1) or takes away (-1) what a segment counts for in its model.
+/// Adds (`sign` 1) or subtracts (-1) a segment's bytes in its model's sum.
 pub(crate) fn tally(usage: &mut Usage, found: &Segment, sign: i64) {
     let add = |sum: &mut u64, value: u64| *sum = sum.wrapping_add_signed(sign * value as i64);
     match found.state {

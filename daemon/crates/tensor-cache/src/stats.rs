@@ -2,39 +2,39 @@
 
 use crate::{EvictionCause, ModelId, Policy};
 
-/// Events since the start, or since the model was registered.
+/// Counts of events since the start, or since the model was registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Acquires that needed no upload of their own.
+    /// Number of acquires that needed no upload of their own.
     pub hits: u64,
-    /// Acquires whose bytes had to be uploaded for them, by the acquire itself
-    /// or by a prefetch before it.
+    /// Number of acquires whose segment had to be uploaded for them, by the acquire itself or by a
+    /// prefetch before it.
     pub misses: u64,
-    /// Bytes of the hits.
+    /// Bytes of the segments that were hits.
     pub hit_bytes: u64,
-    /// Bytes of the misses.
+    /// Bytes of the segments that were misses.
     pub miss_bytes: u64,
-    /// Misses whose upload a prefetch had begun before the acquire.
+    /// Number of misses whose upload a prefetch had begun before the acquire.
     pub prefetched: u64,
-    /// Uploads begun.
+    /// Number of uploads begun.
     pub uploads: u64,
     /// Bytes of the uploads begun.
     pub uploaded_bytes: u64,
-    /// Uploads that failed.
+    /// Number of uploads that failed.
     pub upload_failures: u64,
-    /// Segments evicted.
+    /// Number of evicted segments.
     pub evictions: u64,
-    /// Bytes evicted.
+    /// Bytes of evicted segments.
     pub evicted_bytes: u64,
-    /// Segments evicted, by cause; their sum is `evictions`.
+    /// Number of evicted segments by cause; their sum is `evictions`.
     pub evictions_by: Evictions,
-    /// Segments moved to make a hole.
+    /// Number of segments that were moved to make a hole.
     pub moves: u64,
-    /// Bytes moved.
+    /// Bytes of segments that were moved.
     pub moved_bytes: u64,
 }
 
-/// Evicted segments by cause.
+/// Number of evicted segments by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evictions([u64; EvictionCause::ALL.len()]);
 
@@ -55,26 +55,26 @@ impl Evictions {
     }
 }
 
-/// Bytes held now, in slabs, that is rounded to the alignment. A slab that several models share
-/// counts in each of them, and once in the sum of all.
+/// Bytes of slabs in use now, rounded up to the alignment. A slab that several models share counts
+/// in each of them, and once in the sum of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Complete on the device.
+    /// Bytes of resident segments.
     pub resident: u64,
-    /// Uploads under way.
+    /// Bytes of segments in flight.
     pub in_flight: u64,
-    /// Of the resident: held by passes.
+    /// Bytes of resident segments that passes use.
     pub in_use: u64,
-    /// Of the resident: pinned.
+    /// Bytes of resident pinned segments.
     pub pinned: u64,
-    /// In slabs of other models' segments with the same content. Of one model: part of `resident`.
-    /// Of all together: not part of it, and saved.
+    /// Bytes of segments that use the slab of another model's equal segment. For one model they are
+    /// part of `resident`; for all models together they are not, and are saved.
     pub borrowed: u64,
-    /// Blocks of keys and values.
+    /// Bytes of blocks of KV cache and states.
     pub kv: u64,
-    /// Blocks of working memory.
+    /// Bytes of scratch blocks.
     pub scratch: u64,
-    /// Blocks of staging buffers.
+    /// Bytes of blocks of staging buffers.
     pub staging: u64,
     /// How many segments are resident.
     pub segments_resident: u64,
@@ -90,37 +90,37 @@ impl Usage {
         self.kv + self.scratch + self.staging
     }
 
-    /// What counts against the budget.
+    /// Bytes that count against the budget.
     pub fn total(&self) -> u64 {
         self.resident + self.in_flight + self.blocks()
     }
 }
 
-/// One model, or all of them.
+/// Counters and memory of one model, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelStats {
-    /// Events.
+    /// Counts of events.
     pub counters: Counters,
-    /// Bytes held now.
+    /// Bytes in use now.
     pub usage: Usage,
-    /// Registered segments.
+    /// Number of registered segments.
     pub segments: u64,
     /// Bytes of all registered segments, in slabs.
     pub bytes: u64,
 }
 
-/// The whole ledger at one moment.
+/// The state of the whole ledger at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// The budget as set.
+    /// The budget in bytes, as set.
     pub budget: u64,
-    /// Whether everything lies inside the budget (false only while a shrink waits for releases).
+    /// Whether the ledger is within the budget (false only while a shrink waits for releases).
     pub budget_reached: bool,
-    /// The policy in force.
+    /// The eviction policy in force.
     pub policy: Policy,
     /// Sum over models, including those unregistered since (counters) and blocks
     /// without an owner (usage).
     pub total: ModelStats,
-    /// Registered models, in the order of their numbers.
+    /// Statistics of each registered model, in the order of their ids.
     pub models: Vec<(ModelId, ModelStats)>,
 }

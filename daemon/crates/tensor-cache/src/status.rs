@@ -1,4 +1,4 @@
-//! What can be asked of a cache without changing it, and the check of everything that it keeps.
+//! Queries of a cache that change nothing, and the check of all its invariants.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +9,12 @@ use crate::{
     SegmentStatus, Stats, Usage,
 };
 
-/// A segment that the pass under way will use.
+/// A segment that the current pass will use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upcoming {
     /// The segment.
     pub segment: SegmentId,
-    /// Bytes of its slab.
+    /// Bytes of the segment's slab.
     pub bytes: u64,
     /// Residency of the segment.
     pub state: SegmentState,
@@ -34,17 +34,17 @@ impl Upcoming {
 }
 
 impl Cache {
-    /// The budget as set.
+    /// The budget in bytes, as set.
     pub fn budget(&self) -> u64 {
         self.config.budget
     }
 
-    /// How victims are chosen.
+    /// The eviction policy in force.
     pub fn policy(&self) -> Policy {
         self.config.policy
     }
 
-    /// The counters and the ledger of one model; nothing if it is not registered.
+    /// Counters and memory of one model; zeros if it is not registered.
     pub fn model_stats(&self, model: ModelId) -> ModelStats {
         let stats = |model: &Model| ModelStats {
             counters: model.counters,
@@ -55,7 +55,7 @@ impl Cache {
         self.models.get(&model).map(stats).unwrap_or_default()
     }
 
-    /// The counters and the ledger. O(models).
+    /// Counters and memory of all models. O(models).
     pub fn stats(&self) -> Stats {
         let models = self.models.keys().map(|&id| (id, self.model_stats(id)));
         let models: Vec<_> = models.collect();
@@ -104,14 +104,15 @@ impl Cache {
         (self.counters, self.usage)
     }
 
-    /// Whether all of a model has room beside blocks and what is pinned of others;
-    /// false if it is not registered.
+    /// Whether all of a model fits beside blocks and the pinned segments of others; false if it is
+    /// not registered.
     pub fn fits(&self, model: ModelId) -> bool {
         let state = self.models.get(&model);
         state.is_some_and(|state| self.excess(state) == 0)
     }
 
-    /// The first absent segment of a model from an index on, in the order of a pass. O(segments).
+    /// The first absent segment of a model from index `from` on, in the order of a pass.
+    /// O(segments).
     pub fn next_absent(&self, model: ModelId, from: u32) -> Option<SegmentId> {
         let state = self.models.get(&model)?;
         let first = state.ordered.partition_point(|&index| index < from);
@@ -121,8 +122,8 @@ impl Cache {
         Some(SegmentId { model, index })
     }
 
-    /// The segments of a model that are no experts, in the order in which passes come to them from
-    /// index `from` on, and, if another pass is expected, those of that one before `from`.
+    /// The ordered segments (not experts) of a model in the order in which passes reach them from
+    /// index `from` on; if another pass is expected, followed by those before `from`.
     pub fn coming(&self, model: ModelId, from: u32) -> impl Iterator<Item = Upcoming> {
         let state = self.models.get(&model);
         let ordered = state.map_or(&[][..], |state| &state.ordered);
@@ -144,8 +145,8 @@ impl Cache {
         })
     }
 
-    /// The size of the segments that a model gives up to itself, if they are all of one;
-    /// see [`crate::stream_order`].
+    /// The size of the segments that a model evicts for itself while it streams, if they all have
+    /// one; see [`crate::stream_order`].
     pub fn streamed_size(&self, model: ModelId) -> Option<u64> {
         let (streaming, size) = self.streaming_size()?;
         (streaming == model).then_some(size)
@@ -157,7 +158,7 @@ impl Cache {
         found.is_ok_and(|found| matches!(found.state, SegmentState::Resident(_)))
     }
 
-    /// Whether a segment is resident and was used since it came.
+    /// Whether a segment is resident and was used since its upload.
     pub fn stays(&self, segment: SegmentId) -> bool {
         let found = self.segment(segment);
         found.is_ok_and(|found| matches!(found.state, SegmentState::Resident(_)) && !found.fresh)
@@ -179,9 +180,9 @@ impl Cache {
         self.models.get(&model).map_or(0, |state| state.changes)
     }
 
-    /// Counts a use of every segment of a model, all of which are resident: a pass that needs them
-    /// all at once and ends before anything else is asked of the cache. False, and nothing is
-    /// counted, if one is not resident, or was brought ahead of need and never used.
+    /// Counts a use of every segment of a model, for a pass that needs them all at once and ends
+    /// before the cache is called again. Returns `false` and counts nothing if a segment is not
+    /// resident, or was uploaded ahead of need and never used.
     pub fn use_all(&mut self, model: ModelId) -> bool {
         let Some(state) = self.models.get_mut(&model) else {
             return false;
@@ -204,8 +205,7 @@ impl Cache {
 
     /// Checks every invariant from the ground up, O(everything): for tests.
     ///
-    /// # Panics
-    /// If one does not hold.
+    /// # Panics An invariant does not hold.
     pub fn assert_consistent(&self) {
         self.arena.assert_consistent();
         assert_eq!(

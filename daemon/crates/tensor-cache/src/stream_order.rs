@@ -1,28 +1,28 @@
-//! In which order a model that does not fit gives up segments to itself.
+//! The order in which a model that does not fit evicts its own segments.
 //!
-//! All that a pass has behind it is needed once in the next pass, so the misses are as many
-//! whichever goes. What differs is whether an upload fits the hole that another one left, and what
-//! the link does meanwhile. So all of what goes is of one size (an upload into the room of its like
-//! needs no move), and lies far apart (while the segments between are computed, the next one is
-//! uploaded, and the link never rests for long).
+//! Every segment that a pass has used is needed once in the next pass, so the number of misses does
+//! not depend on the choice. What differs is whether an upload fits the hole of the evicted
+//! segment, and whether the link is idle. So all evicted segments have one size (an upload into a
+//! slab of its size needs no move), and lie far apart (while the segments between are computed, the
+//! next one is uploaded, and the link never rests for long).
 //!
-//! *Invariant:* what is chosen depends on the sizes, the blocks, the pins of others and the budget
-//! alone, so that pass after pass the same segments come and go (test
+//! *Invariant:* the choice depends only on the sizes, the blocks, the pins of others and the
+//! budget, so that pass after pass the same segments come and go (test
 //! `a_model_that_does_not_fit_gives_up_segments_of_one_size_that_lie_apart`).
 
 use std::collections::BTreeMap;
 
-/// The sizes of a model's ordered segments, and in which order those of a size go.
+/// Sizes of a model's ordered segments, and the order in which those of one size are evicted.
 #[derive(Debug)]
 pub(crate) struct StreamOrder {
-    /// Bytes of all segments of a size, by that size.
+    /// For each segment size, the sum of the bytes of all segments of that size.
     totals: BTreeMap<u64, u64>,
-    /// For each segment its place among those of its size; the first to go has 0.
+    /// For each segment its rank among those of its size; rank 0 is evicted first.
     ranks: Vec<u32>,
 }
 
 impl StreamOrder {
-    /// `bytes` of each segment.
+    /// The order for segments of these sizes in bytes, in the order of a pass.
     pub(crate) fn new(bytes: &[u64]) -> StreamOrder {
         let mut like: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (index, &size) in bytes.iter().enumerate() {
@@ -41,21 +41,21 @@ impl StreamOrder {
         }
     }
 
-    /// The smallest size of which there is enough for `absent` bytes to be missing, and one on its
-    /// way while another is in use. `None` if nothing need be missing, or no one size is enough.
+    /// The smallest size with enough segments for `absent` bytes to be missing while one more is in
+    /// flight and one in use. `None` if nothing has to be missing, or no single size suffices.
     pub(crate) fn pick_size(&self, absent: u64) -> Option<u64> {
         let enough = |(size, total): &(&u64, &u64)| **total >= absent + 2 * **size;
         let found = self.totals.iter().find(enough);
         found.map(|(size, _)| *size).filter(|_| absent > 0)
     }
 
-    /// Place of a segment among those of its size.
+    /// Rank of a segment among those of its size.
     pub(crate) fn rank(&self, index: u32) -> u32 {
         self.ranks[index as usize]
     }
 }
 
-/// `0..n` in an order of which every beginning is spread evenly: that of the reversed bits.
+/// The numbers `0..n` in bit-reversed order, of which every prefix is spread evenly.
 fn bit_reversed(n: usize) -> impl Iterator<Item = usize> {
     let bits = n.next_power_of_two().trailing_zeros();
     let reversed = move |i: usize| i.reverse_bits().unbounded_shr(usize::BITS - bits);

@@ -1,4 +1,4 @@
-//! In what order segments may go: those whose next use is farthest first.
+//! The order in which segments are evicted: farthest next use first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,21 +9,22 @@ use crate::room::Outlook;
 use crate::state::{Model, Segment};
 use crate::{Cache, ModelId, Policy, SegmentId, SegmentKind, Slab};
 
-/// A segment so many times larger than what is needed is much larger.
+/// A segment counts as much larger than what is needed from this factor on.
 const LARGE: u64 = 2;
 
 /// Evictable segments, the farthest next use (or the least recent) first.
 pub(crate) enum Victims {
     Farthest {
-        /// By the next use that [`trade`] assigned; the segment's own next use is the last element.
+        /// Ordered by the next use that [`trade`] assigned; the last element is the segment's own
+        /// next use.
         heap: BinaryHeap<(NextUse, SegmentId, NextUse)>,
         outlooks: Vec<(ModelId, Outlook)>,
     },
-    /// In reverse: the last is next.
+    /// In reverse order: the last element is evicted next.
     LeastRecent(Vec<SegmentId>),
 }
 
-/// Segments, those of kept models first.
+/// Evictable segments, those of kept models first (so that they are evicted last).
 fn kept_first(cache: &Cache, segments: impl Iterator<Item = SegmentId>) -> Vec<SegmentId> {
     let (mut kept, others): (Vec<_>, Vec<_>) = segments.partition(|s| cache.keeps_any(*s));
     kept.extend(others);
@@ -31,7 +32,7 @@ fn kept_first(cache: &Cache, segments: impl Iterator<Item = SegmentId>) -> Vec<S
 }
 
 impl Victims {
-    /// For room of `need` bytes.
+    /// The eviction order when `need` bytes are needed.
     pub(crate) fn new(cache: &Cache, need: u64) -> Victims {
         if cache.config.policy == Policy::Lru {
             return Victims::LeastRecent(
@@ -106,12 +107,12 @@ impl Victims {
     }
 }
 
-/// The next use of a model's coldest expert, if nothing of any other model goes before it: what
-/// [`Victims::new`] would say of those in a fraction of its time, since nothing is sorted. (Trading
+/// The next use of a model's coldest expert, if nothing of any other model is evicted before it:
+/// the same as by [`Victims::new`] in a fraction of its time, since nothing is sorted. (Trading
 /// next uses leaves the farthest of them what it is.)
 ///
-/// The model's own segments that are not experts are not looked at. Each of its passes uses them,
-/// and in their room several experts of another size would lie, and leave a hole.
+/// The model's segments that are not experts are ignored. Each of its passes uses them, and several
+/// experts of another size in their place would leave a hole.
 pub(crate) fn expert_that_goes_first(cache: &Cache, model: ModelId) -> Option<NextUse> {
     let own = &cache.models[&model];
     let outlook = cache.outlook(model, own);
@@ -134,14 +135,14 @@ pub(crate) fn expert_that_goes_first(cache: &Cache, model: ModelId) -> Option<Ne
         .then_some(expert)
 }
 
-/// Lets the segments that a model's pass has yet to come to (between two passes: all) trade their
-/// next uses, so that those go last which are much larger than what is needed: whichever goes comes
-/// back in this pass, and all of it.
+/// Lets the segments that a model's pass has not reached yet (between two passes: all) trade their
+/// next uses, so that those much larger than needed are evicted last: any of them will be uploaded
+/// again in this pass, as a whole.
 ///
-/// Where the model gives up segments of one `size` to itself, those behind the pass go first, in
+/// If the model evicts its own segments of one `size`, those that the pass has used go first, in
 /// the order of their ranks, then those ahead of it, and only then any of other sizes: one of them
-/// would leave a hole that no other fits, and in each pass from then on something would move. What
-/// was uploaded ahead of its use goes after its like.
+/// would leave a hole that no other fits, and in each pass from then on something would move.
+/// Segments uploaded ahead of use go after those of their size.
 fn trade(
     candidates: &mut [(NextUse, SegmentId, NextUse)],
     model: &Model,
@@ -171,8 +172,8 @@ fn trade(
     });
 }
 
-/// Gives the farthest next use to the candidate of the smallest order; of equal ones, to the
-/// one whose own is farthest.
+/// Gives the farthest next use to the candidate that is smallest by `order`; among equals, to the
+/// one whose own next use is farthest.
 fn reorder(candidates: &mut [(NextUse, SegmentId, NextUse)], order: impl Fn(u32) -> (u8, u32)) {
     let mut next_uses: Vec<NextUse> = candidates.iter().map(|(next_use, ..)| *next_use).collect();
     next_uses.sort_unstable_by_key(|&next_use| Reverse(next_use));
@@ -183,7 +184,7 @@ fn reorder(candidates: &mut [(NextUse, SegmentId, NextUse)], order: impl Fn(u32)
     }
 }
 
-/// The coldest evictable expert of a model after a place in the order of scores.
+/// The coldest evictable expert of a model after a given score.
 fn coldest(
     model: ModelId,
     state: &Model,
