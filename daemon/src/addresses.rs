@@ -1,4 +1,4 @@
-//! Addresses of networks that HTTP is served on: as they are configured, and what they lead to.
+//! Network addresses that HTTP is served on: parsed from the configuration, and resolved.
 //!
 //! A name is looked up when the daemon starts to listen, not when the settings are read: settings
 //! are the same on every machine, and a name that leads nowhere yet may lead somewhere at the next
@@ -9,19 +9,19 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// Longest name of a host in bytes, as DNS has it.
+/// Maximum length of a host name in bytes, the same as in DNS.
 const NAME_MAX_BYTES: usize = 253;
-/// Maximum number of addresses of one name that are listened on.
+/// Maximum number of addresses of one name that are served.
 const OF_NAME_MAX: usize = 8;
 
-/// Where HTTP is to be served: numbers or a name, and a port.
+/// A configured HTTP address: an IP address or a host name, with a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// An address in numbers.
+    /// An IP address with a port.
     Number(SocketAddr),
-    /// All addresses that a name leads to.
+    /// All addresses of a host name.
     Name {
-        /// The name, without its port.
+        /// The host name.
         host: String,
         /// The port on each of the addresses.
         port: u16,
@@ -29,11 +29,11 @@ pub enum ListenAddress {
 }
 
 impl ListenAddress {
-    /// The addresses, each once; at least one. Asks the system for those of a name, which may wait
-    /// for a server.
+    /// The addresses to serve, each once; at least one. Resolves a host name, which may wait for a
+    /// DNS server.
     ///
     /// # Errors
-    /// The name leads nowhere, or nobody could say where.
+    /// The name has no address, or could not be resolved.
     pub fn look_up(&self) -> io::Result<Vec<SocketAddr>> {
         let (host, port) = match self {
             Self::Number(address) => return Ok(vec![*address]),
@@ -51,7 +51,7 @@ impl ListenAddress {
         }
     }
 
-    /// The name, where it is one.
+    /// The host name, if the address is one.
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Number(_) => None,

@@ -2,9 +2,9 @@
 //! defaults, every value checked.
 //!
 //! A setting has one name in two spellings: `--vram-budget` on the command line, `vram_budget` in
-//! the file. Both are read as text and go through the same check, so that a value is refused with
-//! the same message wherever it came from, and the message names the place. Each setting is
-//! declared once, in [`settings`].
+//! the file. Both are read as text and go through the same check, so that an invalid value is
+//! rejected with the same message wherever it came from, and the message names the place. Each
+//! setting is declared once, in [`settings`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -83,31 +83,31 @@ pub struct Flags {
     pub check_device: Option<String>,
 }
 
-/// The settings in force.
+/// The checked settings in force.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The value of each setting.
     pub values: Values,
-    /// `admin_by` makes everyone who may connect admin, by a word of its own.
+    /// Whether `admin_by` contains `*`, which makes everyone who may connect an admin.
     pub admin_for_all: bool,
-    /// The tokens and the certificate that the settings of HTTP name.
+    /// The tokens and the TLS certificate that the HTTP settings name.
     pub http: HttpConfig,
-    /// Where models are downloaded from, and to.
+    /// Sources of model downloads, and their target directory.
     pub pulls: PullConfig,
-    /// Declared models.
+    /// The declared models (`[[model]]`).
     pub models: Vec<DeclaredModel>,
-    /// Limits per peer.
+    /// Limits of clients (`[[limit]]`).
     pub limits: Vec<ConfiguredLimit>,
     /// Sources of values that are not defaults, by key.
     pub origins: BTreeMap<&'static str, Origin>,
-    /// The files that were read, in that order.
+    /// Configuration files in the order in which they were read.
     pub files: Vec<PathBuf>,
-    /// Variables of the environment that look like settings and are none.
+    /// Environment variables that look like settings and are none.
     pub unread_variables: Vec<String>,
 }
 
 impl Config {
-    /// Reads the file that `flags` name, if any, and puts the flags over it. `default_socket` is
+    /// Reads the file that `flags` name, if any, and overrides it by the flags. `default_socket` is
     /// served if neither names a socket.
     ///
     /// # Errors
@@ -155,8 +155,8 @@ impl Config {
         }
     }
 
-    /// Where what is in use is noted for the next daemon: beside the file of `remember`, else in
-    /// the first of the state directories that the service manager gives (`$STATE_DIRECTORY`).
+    /// Path of the note for a warm restart: beside the file of `remember`, else in the first state
+    /// directory of the service manager (`$STATE_DIRECTORY`).
     pub fn warm_note(&self, state_directories: Option<OsString>) -> Option<PathBuf> {
         if !self.values.restart_warm {
             return None;
@@ -172,7 +172,7 @@ impl Config {
         first.is_absolute().then(|| first.join("warm.json"))
     }
 
-    /// When memory of an idle device is given back, and which memory.
+    /// When idle device memory is given back, and whether host memory, too.
     pub fn idle_release(&self) -> IdleRelease {
         IdleRelease {
             after: self.values.idle_release,
@@ -223,12 +223,12 @@ impl Config {
         }
     }
 
-    /// The addresses that HTTP is to be served on, each with the entry of `http_listen` that leads
-    /// to it. Names are looked up, which may wait for a server.
+    /// The addresses to serve HTTP on, each with its entry of `http_listen`. Names are resolved,
+    /// which may wait for a DNS server.
     ///
     /// # Errors
-    /// [`NoAddress`] for a name that leads nowhere; [`ConfigError`] for an address that other
-    /// machines reach without what that needs.
+    /// [`NoAddress`] for a name without an address; [`ConfigError`] for an address that
+    /// other machines reach if tokens or TLS are missing.
     pub fn http_addresses(&self) -> anyhow::Result<Vec<(SocketAddr, ListenAddress)>> {
         let mut all: Vec<(SocketAddr, ListenAddress)> = Vec::new();
         for entry in &self.values.http_listen {
@@ -256,13 +256,13 @@ impl Config {
         }
     }
 
-    /// The budget is one that the device cannot have.
+    /// The error for a budget that the device cannot have.
     pub fn refuse_budget(&self, message: String) -> ConfigError {
         self.refuse("vram_budget", message)
     }
 }
 
-/// A name of `http_listen` that leads to no address.
+/// A host name in `http_listen` has no address.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot find the address of {entry} (http_listen); check the name, or give the address in numbers"
@@ -273,12 +273,12 @@ pub struct NoAddress {
     source: io::Error,
 }
 
-/// Whether a setting can be set in the environment.
+/// Whether a setting can be given as an environment variable.
 fn is_variable(entry: &Entry) -> bool {
     matches!(entry.shape, Shape::Text | Shape::Texts)
 }
 
-/// What the environment has of a setting; an empty variable is none.
+/// The value of a setting's environment variable; `None` if it is unset or empty.
 fn environment(entry: &Entry) -> Option<Given> {
     let is_variable = is_variable(entry);
     let value: OsString = is_variable.then(|| std::env::var_os(variable(entry.key)))??;
@@ -288,8 +288,8 @@ fn environment(entry: &Entry) -> Option<Given> {
     })
 }
 
-/// The variables that begin as settings do and are none. Kubernetes has some like them, of a
-/// service that is called as the daemon is: those are left out.
+/// Environment variables with the prefix of settings that are no setting. Those that Kubernetes
+/// sets for a service named like the daemon are left out.
 fn unread_variables() -> Vec<String> {
     let entries = settings::ENTRIES.iter();
     let entries = entries.filter(|entry| is_variable(entry));

@@ -1,12 +1,12 @@
-//! Which GPUs there are: each vendor's driver is asked in a process of its own.
+//! Lists GPUs: each vendor's driver is probed in a process of its own.
 //!
-//! A vendor's library may hang or crash while it looks for cards. In a child process (this
-//! program again, with a hidden argument) it takes nothing along: the child is killed after
-//! [`LIMIT`], and its report says so.
+//! A vendor's library may hang or crash while it looks for cards. In a child process (this program,
+//! with a hidden argument) that does no harm: the child is killed after [`LIMIT`], and the report
+//! says so.
 //!
-//! *Invariant:* the daemon never waits longer than [`LIMIT`], and for each vendor
-//! [`KILL_WAIT`], for children (test `a_driver_that_hangs_is_given_up`); one that cannot be killed
-//! is left alone, and no other is started for that vendor while it lives.
+//! *Invariant:* the daemon never waits longer than [`LIMIT`], and for each vendor [`KILL_WAIT`],
+//! for children (test `a_driver_that_hangs_is_given_up`); one that cannot be killed is left alone,
+//! and no other is started for that vendor while it lives.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -19,15 +19,15 @@ use rocmforge_engine::api::{Libraries, Vendor, probe_vendor};
 use rocmforge_service::machine::FoundDriver;
 use tokio::sync::Semaphore;
 
-/// The running program, also when its file was replaced since.
+/// Path of the running program, which works also if its file was replaced.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The hidden argument of the child; the vendor's name follows.
+/// Hidden argument of the child process; the vendor's name follows.
 pub const CHILD_ARGUMENT: &str = "--probe-child";
 /// Time limit for a driver to list its devices.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long a killed child may take to end.
 pub(crate) const KILL_WAIT: Duration = Duration::from_secs(1);
-/// How often the parent looks whether a child has ended.
+/// Interval at which the parent checks whether a child has ended.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 /// Time for which the result of a probe is reused.
 const KEPT: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ fn failed(vendor: Vendor, error: String) -> FoundDriver {
     }
 }
 
-/// A line about the kernels for AMD cards that this program has inside.
+/// A line about the kernels for AMD GPUs that are embedded in this program.
 pub fn embedded_kernels() -> String {
     let targets: Vec<&str> = rocmforge_kernels_gpu::aot::targets().collect();
     kernels_line(&targets)
@@ -64,7 +64,8 @@ fn kernels_line(targets: &[&str]) -> String {
     format!("kernels: inside for AMD {}", targets.join(", "))
 }
 
-/// What the child does: asks one vendor's driver and writes what it said. Returns its exit code.
+/// Main function of the child: probes one vendor's driver and writes the result. Returns the exit
+/// code.
 pub fn child_main(vendor: &str) -> u8 {
     let Some(vendor) = [Vendor::Hip, Vendor::Cuda]
         .into_iter()
@@ -83,10 +84,10 @@ pub fn child_main(vendor: &str) -> u8 {
     }
 }
 
-/// The devices that were found last, and the children that would not die.
+/// The last probe results, and children that could not be killed.
 ///
-/// *Threads:* shared by the services; its locks are held for moments, never
-/// while a child is waited for.
+/// *Threads:* shared by the services; its locks are held for moments, never while a child is waited
+/// for.
 #[derive(Debug)]
 pub struct Devices {
     kept: Mutex<Option<(Instant, Arc<[FoundDriver]>)>>,
@@ -104,7 +105,8 @@ impl Default for Devices {
 }
 
 impl Devices {
-    /// Asks through a program that understands [`CHILD_ARGUMENT`], which may take `limit`.
+    /// Probes through the program `exe`, which understands [`CHILD_ARGUMENT`], with the time limit
+    /// `limit`.
     pub fn asking(exe: PathBuf, limit: Duration) -> Self {
         Self {
             kept: Mutex::new(None),
@@ -139,7 +141,7 @@ impl Devices {
         (at.elapsed() < KEPT).then(|| Arc::clone(found))
     }
 
-    /// Asks both vendors' drivers at once.
+    /// Probes the drivers of both vendors at once.
     pub fn ask(&self) -> Vec<FoundDriver> {
         let started: Vec<_> = [Vendor::Hip, Vendor::Cuda]
             .map(|vendor| (vendor, self.start(vendor)))
@@ -201,8 +203,8 @@ impl Devices {
     }
 }
 
-/// The output of a child that has ended. A process that it left behind may keep the pipe open, so
-/// only bytes that are there are read.
+/// The output of a child that has ended. A process that it started may keep the pipe open, so only
+/// available bytes are read.
 fn said(mut pipe: ChildStdout) -> String {
     let mut text = Vec::new();
     if fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok() {

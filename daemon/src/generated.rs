@@ -1,5 +1,5 @@
-//! Files made of the declarations of the command line and of the settings: a package's manual page
-//! and completions, the committed reference page, and the words for the fuzzer.
+//! Generates files from the declarations of the command line and of the settings: a package's
+//! manual page and completions, the committed reference page, and the words for the fuzzer.
 //! `rocmforged generated man|completions|reference|dictionary DIR`.
 
 use std::fs;
@@ -12,13 +12,13 @@ use clap_mangen::Man;
 
 use crate::config::{Flags, dictionary, reference};
 
-/// The first argument of a program that writes them.
+/// First argument of the program that selects this mode.
 pub const ARGUMENT: &str = "generated";
 
-/// Writes what the arguments behind [`ARGUMENT`] ask for.
+/// Writes the files that the arguments after [`ARGUMENT`] select.
 ///
 /// # Errors
-/// Arguments that ask for nothing, and files that cannot be written.
+/// Invalid arguments, and files that cannot be written.
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let written = match arguments {
         [what, dir] if what == "man" => man(Path::new(dir)),

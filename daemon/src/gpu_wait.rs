@@ -1,4 +1,4 @@
-//! GPUs whose drivers are not ready when the daemon starts, as at boot.
+//! Waits for GPUs whose drivers are not ready when the daemon starts, as at boot.
 //!
 //! ```text
 //! no GPU on the bus, or the kernel has its nodes -> start
@@ -24,20 +24,20 @@ use sd_notify::NotifyState;
 use crate::devices::{Devices, OWN_PROGRAM};
 use crate::lifecycle::notify;
 
-/// How long a start waits for a driver.
+/// Maximum time that a start waits for a driver.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// The first pause between two looks; each is half as long again.
+/// First pause between two probes; each further pause is half as long again.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
-/// How long a runtime may take to list its devices.
+/// Time limit for a runtime to list its devices.
 const ASK_MAX: Duration = Duration::from_secs(10);
-/// Pauses between looks while the CPU computes: the first and the longest.
+/// First pause between probes while the CPU computes; the next constant is the longest.
 const LOOK_MIN: Duration = Duration::from_secs(5);
 const LOOK_MAX: Duration = Duration::from_secs(60);
-/// How long no request may have run or waited before the daemon ends for a GPU.
+/// How long no request may run or wait before the daemon ends to use a GPU.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The GPUs on the bus that a choice may take.
+/// The GPUs on the bus that a choice of device may use.
 fn wanted(choice: DeviceChoice) -> Vec<BusGpu> {
     let fits = |gpu: &BusGpu| match choice {
         DeviceChoice::Host => false,
@@ -59,14 +59,14 @@ pub fn wait(choice: DeviceChoice) {
     wait_for(&gpus, &|| devices.ask(), WAIT_MAX);
 }
 
-/// Result of asking the runtimes for devices.
+/// Result of probing the runtimes for devices.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
-    /// A device of one of the GPUs' vendors is listed.
+    /// A device of one of the GPUs' vendors is listed; describes it.
     Device(String),
-    /// A runtime is there and lists none.
+    /// A runtime exists and lists no device; describes it.
     None(String),
-    /// No runtime is there.
+    /// No runtime exists.
     NoRuntime,
 }
 
@@ -86,13 +86,13 @@ fn look(gpus: &[BusGpu], found: &[FoundDriver]) -> Found {
     }
 }
 
-/// Whether a process asked it and got no answer: no library is named then.
+/// Whether the driver's process gave no answer in time: then no library is named.
 fn hangs(driver: &FoundDriver) -> bool {
     driver.tried.is_empty() && !driver.errors.is_empty()
 }
 
-/// Looks until a device is listed, no runtime is there, or `most` is over. Whether a device is
-/// listed.
+/// Probes until a device is listed, no runtime exists, or `most` has passed. Returns whether a
+/// device is listed.
 fn wait_for(gpus: &[BusGpu], ask: &dyn Fn() -> Vec<FoundDriver>, most: Duration) -> bool {
     let until = Instant::now() + most;
     let mut pause = PAUSE_MIN;
@@ -131,8 +131,8 @@ fn is_managed() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-/// Waits until a GPU can be used where the CPU computes because none could be, and no request runs.
-/// Never returns where there is no such GPU, or nobody would start the daemon again.
+/// If the CPU computes because no GPU could be used: waits until a GPU can be used and no request
+/// runs. Never returns if there is no such GPU, or if nothing would restart the daemon.
 pub(crate) async fn follow(engine: &EngineHandle) {
     let gpus = bus::gpus();
     if engine.snapshot().device.unused_gpu.is_none() || gpus.is_empty() {

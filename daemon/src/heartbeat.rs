@@ -1,10 +1,10 @@
-//! Whether the engine goes on, for health and for the service manager's watchdog.
+//! Checks that the engine responds, for health and for the service manager's watchdog.
 //!
-//! The engine is asked for a sign of life, which it gives between two turns of its work. A turn may
-//! be long: a large model's pass over a long prompt, or an upload from a slow disk. A turn that is
-//! longer than [`STUCK_AFTER`] is taken for an engine that is stuck, in a driver or on a file that
-//! does not answer: health says NOT_SERVING until it goes on. The service manager is told nothing
-//! meanwhile, and after its own WatchdogSec= starts the daemon again.
+//! The engine is pinged, and replies between two turns of its work. A turn may be long: a large
+//! model's pass over a long prompt, or an upload from a slow disk. After a turn longer than
+//! [`STUCK_AFTER`] the engine counts as stuck, in a driver or on a file that does not respond:
+//! health is NOT_SERVING until it goes on. The service manager gets no heartbeat meanwhile, and
+//! restarts the daemon after its WatchdogSec=.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use sd_notify::NotifyState;
 
 /// Longest time that a turn may take before the engine counts as stuck.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(120);
-/// Longest pause between two signs of life.
+/// Maximum pause between two pings.
 const ASK_EVERY_MAX: Duration = Duration::from_secs(20);
 
-/// Asks for as long as it is polled, or until the engine is gone.
+/// Pings the engine for as long as it is polled, or until the engine is gone.
 pub(crate) async fn follow(engine: &EngineHandle, health: &Health) {
     let watchdog = sd_notify::watchdog_enabled();
     let every = watchdog.map_or(ASK_EVERY_MAX, |limit| (limit / 4).min(ASK_EVERY_MAX));

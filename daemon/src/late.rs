@@ -1,13 +1,13 @@
-//! What may never answer, as a file of a server that is gone: asked on a thread of its own, which
-//! nobody has to wait for.
+//! Runs calls that may never return, such as for a file of a server that is gone, on a thread of
+//! their own.
 
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 
-/// Asks on a thread of its own; the receiver gets the answer.
+/// Runs `what` on a thread of its own; the receiver gets its result.
 ///
 /// # Errors
-/// There is no thread for it.
+/// No thread can be started.
 pub fn ask<T: Send + 'static>(
     what: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Receiver<T>> {

@@ -8,12 +8,12 @@
 //!                        ended                   ended at once
 //! ```
 //!
-//! When the device is lost, health says NOT_SERVING, everyone who waits is told UNAVAILABLE, and
-//! the daemon ends, so that its service manager starts it again.
+//! When the device is lost, health is NOT_SERVING, waiting requests fail with UNAVAILABLE, and the
+//! daemon ends, so that its service manager restarts it.
 //!
-//! While draining, health says NOT_SERVING, new work is refused with UNAVAILABLE, status calls
-//! are answered, and running requests have the grace period to end in. Runs on tokio; the
-//! engine has its own thread.
+//! While draining, health is NOT_SERVING, new work is rejected with UNAVAILABLE, status calls are
+//! answered, and running requests have the grace period to end. Runs on tokio; the engine has its
+//! own thread.
 //!
 //! A listening socket that the service manager holds, too, is left to the successor when the drain
 //! begins: nothing more is accepted there, connections end with the requests under way on them, and
@@ -45,9 +45,9 @@ use crate::machine::ThisMachine;
 use crate::reload::{self, Reloads};
 use crate::{devices, gpu_wait, heartbeat, traces};
 
-/// Blocking threads: those of the services, those that look up hosts of images, and one each for a
-/// look for devices, a look-up of where traces go, and settings that are read or a self-test. What
-/// finds none free waits for one.
+/// Number of blocking threads: those of the services and of image hosts' look-ups, and one each for
+/// probing devices, resolving the trace collector, and reading settings or a self-test. Other work
+/// waits for a free one.
 pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS
     + rocmforge_hub::FETCH_THREADS
     + devices::AT_ONCE
@@ -55,70 +55,70 @@ pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS
     + 1;
 /// Interval at which silent model directories are checked again for declared models.
 const LATE_DIRS_EVERY: Duration = Duration::from_secs(2);
-/// How long the headers of declared models may hold up READY, so that of a few models all are there
-/// by then. What is left is registered after it, and who asks for it waits.
+/// Maximum time by which registering declared models delays READY, so that a few models are
+/// available by then. The rest is registered later, and requests for them wait.
 const DECLARED_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How much longer than the grace period the engine may take to end: one pass of a large model.
+/// Additional time beyond the grace period for the engine to end: one pass of a large model.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
-/// How long connections may take to close once the last request has ended, so that
-/// the last messages arrive.
+/// Maximum time for connections to close after the last request, so that the last messages arrive.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How long a disk that takes no note of what was resident may hold up the end.
+/// Maximum time by which writing the note for a warm restart delays the end.
 const NOTE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How long a daemon whose device is lost goes on answering, with UNAVAILABLE and NOT_SERVING, so
-/// that those who ask just then learn why.
+/// How long a daemon whose device is lost still responds with UNAVAILABLE and NOT_SERVING, so that
+/// clients learn why.
 const LOST_WAIT: Duration = Duration::from_millis(500);
 
-/// What to serve with.
+/// Parameters of [`serve`].
 #[derive(Debug)]
 pub struct ServeOptions {
-    /// Where models may be loaded from.
+    /// The directories from which models may be loaded.
     pub model_dirs: ModelDirs,
-    /// Limits of requests.
+    /// Limits that apply to all requests.
     pub limits: Limits,
-    /// Who may do what.
+    /// Roles of users and groups.
     pub roles: Roles,
-    /// Limits of users and tokens.
+    /// Limits of single users and tokens.
     pub peer_limits: Rules,
-    /// Bytes for images of requests until models have read them.
+    /// Bytes of memory for images of requests, until models have read them.
     pub image_memory: u64,
-    /// How long running requests may go on after the first stop.
+    /// How long running requests may go on after the first stop signal.
     pub drain_grace: Duration,
-    /// Where HTTP is served beside gRPC.
+    /// Listeners of HTTP, besides gRPC.
     pub http: HttpListeners,
-    /// Models that are registered before READY.
+    /// Declared models, which are registered before READY.
     pub declared: Vec<Declared>,
     /// File that lists the models that clients loaded, for the next daemon (`remember`).
     pub remember: Option<PathBuf>,
     /// File that notes models in use and their resident weights, for the next daemon to load.
     pub warm: Option<PathBuf>,
-    /// What reloads the settings, if anything does.
+    /// Source of reloads of the settings, if there is one.
     pub reloads: Option<Reloads>,
-    /// What renders chat templates. They come with files, so that a daemon
-    /// renders them in children.
+    /// Renders chat templates, which come from model files: the daemon renders them in child
+    /// processes.
     pub templates: Renderer,
-    /// Where connections and their streams run; handlers run where [`serve`] does.
+    /// Runtime of connections and their streams; handlers run on the runtime that calls [`serve`].
     pub sockets: Handle,
-    /// Whether the service manager holds the listening socket, too.
+    /// Whether the service manager also holds the listening socket.
     pub is_kept: bool,
 }
 
 /// The way in which serving ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// After a stop, with every request ended.
+    /// After a stop signal, with every request ended.
     Drained,
-    /// After a stop before anything was served: the device was still being opened.
+    /// After a stop signal while the device was still being opened, before anything was served.
     BeforeServing,
-    /// A GPU can be used now that could not be at the start: every request had ended.
+    /// A GPU became usable that was not at the start, while no request was running.
     GpuReady,
-    /// After a second stop, or because the engine did not end in time: requests were cut off.
+    /// After a second stop signal, or because the engine did not end in time: requests were cut
+    /// off.
     Forced,
 }
 
-/// Why serving ended without having been asked to.
+/// Why serving ended without a stop signal.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The listening socket cannot be used.
@@ -133,16 +133,16 @@ pub enum ServeError {
     /// The device failed for good.
     #[error("the device is lost: {0}; restart the daemon to open it again")]
     DeviceLost(Loss),
-    /// The engine thread is gone.
+    /// The engine thread has ended.
     #[error("the engine ended unexpectedly; see the end of the log")]
     EngineGone,
 }
 
-/// Serves `engine` on `listener` until `stops` yields once (drain) or twice (end at
-/// once). A closed `stops` drains.
+/// Serves `engine` on `listener` until `stops` yields once (drain) or twice (end at once). A closed
+/// `stops` drains.
 ///
 /// # Errors
-/// [`ServeError`], when the socket, the server or the engine fails.
+/// [`ServeError`], if the socket, the server or the engine fails.
 // Behind a pointer, so that the servers are compiled here, once: a future that is known by its type
 // is compiled in each binary that awaits it.
 #[inline(never)]
@@ -237,7 +237,7 @@ async fn serve_until(
     }
 }
 
-/// Registers what is declared and what is remembered; false where a stop comes first.
+/// Registers declared and remembered models. Returns false if a stop signal comes first.
 async fn registered(
     context: &Arc<Service>,
     declared: Vec<Declared>,
@@ -254,7 +254,7 @@ async fn registered(
     }
 }
 
-/// Serves gRPC until what is returned beside it is dropped, or sends.
+/// Serves gRPC until the returned sender is dropped, or sends.
 fn serve_rpc(
     context: &Arc<Service>,
     runtimes: &Runtimes,
@@ -275,7 +275,7 @@ fn serve_rpc(
     (close, sockets.spawn(served))
 }
 
-/// Has new work be refused, and says so to everyone.
+/// Starts to reject new work, and sets health and HTTP to draining.
 async fn begin_drain(context: &Service, health: &Health, http_phase: &watch::Sender<Phase>) {
     context.drain();
     health.set(false).await;
@@ -286,7 +286,7 @@ async fn begin_drain(context: &Service, health: &Health, http_phase: &watch::Sen
     ]);
 }
 
-/// What answers over HTTP.
+/// The state of the HTTP service.
 fn http_of(context: &Arc<Service>, runtimes: &Runtimes, listeners: &HttpListeners) -> Arc<Http> {
     let HttpListeners {
         tokens,
@@ -303,8 +303,7 @@ fn http_of(context: &Arc<Service>, runtimes: &Runtimes, listeners: &HttpListener
     Http::new(context, runs, tokens, tls, allowed, shown)
 }
 
-/// What a daemon that serves does in the background: lists the files, and brings back what was in
-/// use.
+/// Starts background work of a serving daemon: lists files, and loads models for a warm restart.
 fn follow_up(context: &Arc<Service>, warm: Option<PathBuf>) {
     // Logs which files are not offered, and has the headers read before somebody waits for them.
     let listing = Arc::clone(context);
@@ -314,14 +313,14 @@ fn follow_up(context: &Arc<Service>, warm: Option<PathBuf>) {
     }
 }
 
-/// Until what was resident is noted, if it is, unless a disk takes nothing.
+/// Waits until the note for a warm restart is written, at most [`NOTE_WAIT_MAX`].
 async fn written(noted: Option<JoinHandle<()>>) {
     if let Some(noted) = noted {
         let _ = tokio::time::timeout(NOTE_WAIT_MAX, noted).await;
     }
 }
 
-/// Lets running requests end within `grace`, or until `stops` yields.
+/// Waits until running requests have ended: at most `grace`, or until `stops` yields.
 async fn drained(engine: &EngineHandle, grace: Duration, stops: &mut mpsc::Receiver<()>) -> End {
     tracing::info!(grace_s = grace.as_secs_f64(), "draining");
     tokio::select! {
@@ -332,14 +331,13 @@ async fn drained(engine: &EngineHandle, grace: Duration, stops: &mut mpsc::Recei
     }
 }
 
-/// Reads what is remembered of earlier loads, and goes on to remember there. What went wrong is in
-/// the log.
+/// Reads the list of remembered models, and keeps it up to date from now on. Errors are logged.
 async fn remember_in(context: &Arc<Service>, path: PathBuf) {
     let context = Arc::clone(context);
     let _ = tokio::task::spawn_blocking(move || context.remember_in(path)).await;
 }
 
-/// The socket, served by the runtime of sockets.
+/// The listening socket, registered with the runtime of sockets.
 fn listening(
     listener: UnixListener,
     runtimes: &Runtimes,
@@ -351,7 +349,7 @@ fn listening(
     tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)
 }
 
-/// Until both servers have closed their connections.
+/// Waits until both servers have closed their connections.
 async fn closed<T, U>(
     server: &mut JoinHandle<T>,
     http_server: &mut JoinHandle<U>,
@@ -385,8 +383,8 @@ async fn close_after_loss<T>(
     server.abort();
 }
 
-/// Registers declared models and those that are remembered, so that who connects finds them or
-/// waits for them.
+/// Registers declared and remembered models, so that clients that connect find them or wait for
+/// them.
 async fn register(context: &Arc<Service>, declared: Vec<Declared>, remembers: bool) {
     let silent = context.dirs.silent().count();
     if silent > 0 {
@@ -415,8 +413,8 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>, remembers: bo
     }
 }
 
-/// Registers declared models of directories that do not answer, of which there are so many, each
-/// time that one of these does.
+/// Registers declared models of directories that did not respond, whenever one of these directories
+/// does; `before` is their number.
 async fn register_late(context: Arc<Service>, mut before: usize) {
     while before > 0 && !context.is_draining() {
         tokio::time::sleep(LATE_DIRS_EVERY).await;
@@ -432,15 +430,16 @@ async fn register_late(context: Arc<Service>, mut before: usize) {
     }
 }
 
-/// Waits until a listener is left to the daemon that comes next; without end where nobody keeps it.
+/// Waits until a listener has to be left to the next daemon; for ever if the service manager does
+/// not keep it.
 async fn left_to_successor(is_kept: bool, mut phase: watch::Receiver<Phase>) {
     if !is_kept || phase.wait_for(|now| *now >= Phase::Draining).await.is_err() {
         std::future::pending().await
     }
 }
 
-/// Waits for the engine to end by itself. Each token that is made is seen in the engine's
-/// snapshots; whoever followed those would wake as often.
+/// Waits for the engine to end by itself. Polls, since the engine publishes a snapshot for each
+/// token.
 async fn ended(engine: &EngineHandle) -> ServeError {
     match engine.ended().await {
         Some(loss) => ServeError::DeviceLost(loss),

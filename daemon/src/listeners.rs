@@ -1,4 +1,4 @@
-//! The sockets that the settings ask for.
+//! Opens the sockets that the settings name.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -13,12 +13,11 @@ use crate::passed::{self, Passed};
 use crate::socket::Socket;
 use crate::{Allowed, HttpListeners, ShownSetting};
 
-/// The sockets of gRPC and of HTTP, and what HTTP is served on. They are the service manager's
-/// where it passed some.
+/// The sockets of gRPC and HTTP, taken from the service manager if it passed some.
 ///
 /// # Errors
-/// Where a socket cannot be had: [`NoNetwork`], [`SocketError`](crate::socket::SocketError), those
-/// of [`Config::http_addresses`], or what the system says of an address.
+/// A socket cannot be opened: [`NoNetwork`], [`SocketError`](crate::socket::SocketError),
+/// errors of [`Config::http_addresses`], or a system error for an address.
 pub fn listen(
     config: &Config,
     passed: &mut Passed,
@@ -60,7 +59,7 @@ pub fn listen(
     Ok((socket, http_socket, http))
 }
 
-/// The settings as the page of `/ui` shows them.
+/// The settings in force for the page `/ui`.
 fn shown(config: &Config) -> Vec<ShownSetting> {
     let each = config.settings().into_iter().map(|setting| ShownSetting {
         key: setting.entry.key,
@@ -73,7 +72,7 @@ fn shown(config: &Config) -> Vec<ShownSetting> {
     each.collect()
 }
 
-/// A sandbox of the service manager that leaves the process no network.
+/// The error that the service manager's sandbox gives the process no network.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the service may use no address of a network (RestrictAddressFamilies=, PrivateNetwork= of its unit), and http_listen = \
@@ -81,17 +80,17 @@ fn shown(config: &Config) -> Vec<ShownSetting> {
      /etc/systemd/system/rocmforged.service.d/network.conf && systemctl daemon-reload && systemctl restart rocmforged"
 )]
 pub struct NoNetwork {
-    /// The address.
+    /// The address that cannot be served.
     pub address: SocketAddr,
 }
 
-/// Connections that may wait to be accepted, as std has it.
+/// Maximum number of connections that wait to be accepted, the same as std's.
 const LISTEN_BACKLOG: i32 = 128;
-/// The drop-in that opens the unit to networks.
+/// Path of the example drop-in that gives the unit network access.
 const DROP_IN: &str = "/usr/share/doc/rocmforged/examples/network.conf";
 
-/// The listening sockets of all addresses that `http_listen` leads to: those that were passed, and
-/// others that are made, which `bound` counts.
+/// The listening sockets for all addresses of `http_listen`: those that were passed, and new ones,
+/// which `bound` counts.
 fn listen_tcp(
     config: &Config,
     passed: &mut Passed,
@@ -136,7 +135,7 @@ fn listen_tcp(
     Ok(tcp)
 }
 
-/// Whether this machine, or this service, has no addresses of a family.
+/// Whether the error says that the machine or the service has no addresses of this family.
 fn has_no_family(error: &io::Error) -> bool {
     let codes = [libc::EAFNOSUPPORT, libc::EADDRNOTAVAIL];
     error
@@ -144,7 +143,7 @@ fn has_no_family(error: &io::Error) -> bool {
         .is_some_and(|code| codes.contains(&code))
 }
 
-/// Why an address is not served.
+/// The error for an address that cannot be served.
 fn unbound(entry: &ListenAddress, address: SocketAddr, error: io::Error) -> anyhow::Error {
     if error.raw_os_error() == Some(libc::EAFNOSUPPORT) {
         return NoNetwork { address }.into();
@@ -166,7 +165,7 @@ fn unbound(entry: &ListenAddress, address: SocketAddr, error: io::Error) -> anyh
     ))
 }
 
-/// Listens on an address. `[::]` takes IPv4 as well, unless `all` has the port for IPv4 itself.
+/// Listens on an address. `[::]` also accepts IPv4, unless `all` contains the same port for IPv4.
 fn bind_tcp(address: SocketAddr, all: &[SocketAddr]) -> io::Result<TcpListener> {
     let same_port = |other: &SocketAddr| other.is_ipv4() && other.port() == address.port();
     let is_apart = address.ip().is_unspecified() && all.iter().any(same_port);
@@ -182,8 +181,7 @@ fn bind_tcp(address: SocketAddr, all: &[SocketAddr]) -> io::Result<TcpListener> 
     Ok(socket.into())
 }
 
-/// Names that requests may use for this machine: those that are configured, and those that are
-/// listened on.
+/// Host names of this machine that requests may use: configured ones, and those in `http_listen`.
 fn allowed_hosts(config: &Config) -> Vec<String> {
     let listened = config.values.http_listen.iter();
     let listened = listened.filter_map(|entry| entry.name().map(str::to_owned));
@@ -191,15 +189,15 @@ fn allowed_hosts(config: &Config) -> Vec<String> {
     configured.chain(listened).collect()
 }
 
-/// Whether this is a service without any network but its own loopback.
+/// Whether the process has no network but its own loopback interface.
 fn has_no_network() -> bool {
     let devices = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     let mut names = devices.lines().filter_map(|line| line.split_once(':'));
     std::env::var_os("INVOCATION_ID").is_some() && names.all(|(name, _)| name.trim() == "lo")
 }
 
-/// The unit's network, where the service manager runs `address` in a service that may not use it;
-/// for a check of the settings before the service is started. Blocks for as long as systemctl does.
+/// The error if the service manager would deny `address` to the service; for a check of the
+/// settings before the service starts. Blocks while systemctl runs.
 pub fn refused_by_unit(address: SocketAddr) -> Option<NoNetwork> {
     let asked = Command::new("systemctl")
         .args(["show", "rocmforged.service"])
@@ -209,7 +207,7 @@ pub fn refused_by_unit(address: SocketAddr) -> Option<NoNetwork> {
     is_refused(&shown, address).then_some(NoNetwork { address })
 }
 
-/// Whether a unit with these properties lets nobody reach an address.
+/// Whether a unit with these properties cannot be reached at an address.
 fn is_refused(shown: &str, address: SocketAddr) -> bool {
     let of = |name: &str| {
         let mut lines = shown.lines().filter_map(|line| line.split_once('='));

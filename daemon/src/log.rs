@@ -1,13 +1,13 @@
-//! The log: lines on standard error that can hurt nobody.
+//! The log: lines on standard error, written without ever blocking the process.
 //!
-//! Standard error may be a full disk, a closed terminal, or a pipe that nobody reads. Whoever
-//! logs puts a line into a bounded queue and goes on; one thread writes. A line that finds the
-//! queue full, or that cannot be written, is dropped and counted, and the count is written as
-//! soon as lines can be again.
+//! Standard error may be a full disk, a closed terminal, or a pipe that nobody reads. Whoever logs
+//! puts a line into a bounded queue and goes on; one thread writes. A line that finds the queue
+//! full, or that cannot be written, is dropped and counted, and the count is written as soon as
+//! lines can be again.
 //!
-//! *Invariants:* logging neither waits for standard error nor fails nor panics; the lock
-//! is never held during a write; the queue holds at most [`LINES_MAX`] lines of [`BYTES_MAX`] bytes
-//! together (tests below).
+//! *Invariants:* logging neither waits for standard error nor fails nor panics; the lock is never
+//! held during a write; the queue holds at most [`LINES_MAX`] lines of [`BYTES_MAX`] bytes together
+//! (tests below).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,14 +18,14 @@ use std::time::Duration;
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that may wait to be written.
+/// Maximum number of lines that wait to be written.
 pub const LINES_MAX: usize = 4096;
 /// Maximum number of bytes of the lines that may wait to be written.
 pub const BYTES_MAX: usize = 1 << 20;
 /// Pause before a write to a descriptor that is non-blocking and full is tried again.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where lines go. Clones share one queue and one thread.
+/// The log. Clones share one queue and one thread.
 #[derive(Debug, Clone)]
 pub struct Log(Arc<Shared>);
 
@@ -34,7 +34,7 @@ struct Shared {
     queue: Mutex<Queue>,
     /// Signalled when a line was queued.
     filled: Condvar,
-    /// The queue is empty and nothing is being written.
+    /// Signalled when the queue is empty and nothing is being written.
     idle: Condvar,
 }
 
@@ -42,7 +42,7 @@ struct Shared {
 struct Queue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines lost since the last note about it.
+    /// Number of lines lost since the last line that reported losses.
     lost: u64,
     writing: bool,
 }
@@ -51,7 +51,7 @@ impl Log {
     /// A log on standard error.
     ///
     /// # Errors
-    /// When the descriptor cannot be duplicated or the thread not started.
+    /// The descriptor cannot be duplicated, or the thread not started.
     pub fn stderr() -> io::Result<Self> {
         Self::on(io::stderr().as_fd().try_clone_to_owned()?)
     }
@@ -59,7 +59,7 @@ impl Log {
     /// A log on `sink`, which may block or fail.
     ///
     /// # Errors
-    /// When the thread cannot be started.
+    /// The thread cannot be started.
     pub fn on(sink: OwnedFd) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let log = Self(Arc::clone(&shared));
@@ -152,7 +152,7 @@ fn note(lost: u64) -> String {
     format!("rocmforged: {lost} lines of the log were lost: standard error did not take them\n")
 }
 
-/// Writes all of it, also to a descriptor that somebody made non-blocking.
+/// Writes all bytes, also to a descriptor that is set to non-blocking.
 fn write(sink: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match sink.write(bytes) {
@@ -168,8 +168,7 @@ fn write(sink: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The text as one line. Colours, which the formatter writes as escape sequences, stay;
-/// it escapes those of values.
+/// The text as one line. Escape sequences for colours, which only the formatter writes, stay.
 fn one_line(text: &[u8]) -> Vec<u8> {
     const COLOUR: u8 = 0x1b;
     let text = text.strip_suffix(b"\n").unwrap_or(text);
@@ -185,12 +184,12 @@ fn one_line(text: &[u8]) -> Vec<u8> {
     line
 }
 
-/// One log event before it is queued.
+/// Writer that collects one log event before it is queued.
 #[derive(Debug)]
 pub struct Line<'a>(&'a Log);
 
 impl Write for Line<'_> {
-    /// Takes an event, which the formatter writes in one piece.
+    /// Queues an event, which the formatter writes in one piece.
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         self.0.push(text);
         Ok(text.len())

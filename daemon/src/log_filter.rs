@@ -1,13 +1,13 @@
-//! Which lines the log has.
+//! Parses the filter of log lines.
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 
-/// The filter that `text` says: levels, and targets with or without one, between commas. Where it
-/// says nothing, errors are logged.
+/// Parses a filter: levels, and targets with or without a level, separated by commas. Without a
+/// level for a target, only errors are logged.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that says what is wrong with it.
 pub fn parse(text: &str) -> Result<Targets, String> {
     let parts = text.split(',').map(str::trim);
     let mut parts = parts.filter(|part| !part.is_empty()).peekable();
@@ -32,7 +32,7 @@ pub fn parse(text: &str) -> Result<Targets, String> {
     })
 }
 
-/// A filter with one more target; nothing where it is none or the level is none.
+/// Adds a target to a filter; `None` if the target or the level is invalid.
 fn add(filter: Targets, target: &str, level: &str) -> Option<Targets> {
     let is_target = !target.is_empty() && !target.contains(['[', ']', '{', '}', '=']);
     // No level at all would be read as one.
@@ -42,7 +42,7 @@ fn add(filter: Targets, target: &str, level: &str) -> Option<Targets> {
     Some(filter.with_target(target, level))
 }
 
-/// Whether a word is a target of this daemon.
+/// Whether a word is a log target of this daemon.
 fn is_ours(word: &str) -> bool {
     word == "audit" || (word.starts_with("rocmforge") && !word.contains(['[', '{']))
 }

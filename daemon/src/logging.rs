@@ -1,4 +1,4 @@
-//! The log of the process: its lines, its filter, and panics.
+//! Sets up the process's log: its lines, its filter, and panics.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal as _};
@@ -14,8 +14,8 @@ use tracing_subscriber::reload::{self, Handle};
 
 use crate::LOG_WAIT_MAX;
 
-/// Starts the log, through which panics speak, too: their usual words would wait
-/// for a stuck standard error.
+/// Starts the log, which also reports panics: their default message would block on a stuck standard
+/// error.
 pub(crate) fn start_log(filter: &str) -> anyhow::Result<(Log, SetFilter)> {
     let log = Log::stderr().context("cannot start the log")?;
     let (filter, in_force) = reload::Layer::new(with_audit(filter)?);
@@ -48,7 +48,7 @@ pub(crate) fn start_log(filter: &str) -> anyhow::Result<(Log, SetFilter)> {
     Ok((log, setter(in_force)))
 }
 
-/// What puts another filter in force.
+/// A function that puts another filter in force.
 fn setter<S: 'static>(in_force: Handle<Targets, S>) -> SetFilter {
     Box::new(move |filter| {
         let filter = with_audit(filter).map_err(|error| error.to_string())?;
@@ -56,8 +56,8 @@ fn setter<S: 'static>(in_force: Handle<Targets, S>) -> SetFilter {
     })
 }
 
-/// The filter, under which calls of management are written at every level unless
-/// it speaks of them itself.
+/// The filter, with management calls (`audit`) logged at every level unless the text sets their
+/// level.
 fn with_audit(text: &str) -> anyhow::Result<Targets> {
     let filter = log_filter::parse(text).map_err(anyhow::Error::msg)?;
     Ok(match text.contains("audit") {

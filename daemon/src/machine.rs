@@ -1,4 +1,4 @@
-//! What the daemon finds out of this machine for clients that ask.
+//! Probes this machine's GPUs for clients that ask.
 
 use std::sync::Arc;
 

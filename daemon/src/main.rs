@@ -47,44 +47,44 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::logging::start_log;
 
-/// Threads of the runtime for handlers. They make answers of requests; the engine and the text work
-/// have threads of their own.
+/// Number of threads of the runtime for handlers. The engine and the text work have their own
+/// threads.
 const HANDLER_THREADS: usize = 2;
-/// Threads of the runtime for connections and their streams. With a second one
-/// each token would wake both.
+/// Number of threads of the runtime for connections and streams. With a second one each token would
+/// wake both.
 const SOCKET_THREADS: usize = 1;
-/// File descriptors to ask for: one a connection, one a model file, and room.
+/// Desired number of file descriptors: one for each connection and model file, with a reserve.
 const DESCRIPTORS_WANTED: u64 = 4096;
-/// File descriptors without which there is no daemon: the runtime, the device, a few
-/// connections and model files.
+/// Minimum number of file descriptors, for the runtime, the device, a few connections and model
+/// files.
 const DESCRIPTORS_MIN: u64 = 64;
-/// How long blocking work, which cannot be cancelled, may delay the end.
+/// Maximum time by which blocking work, which cannot be cancelled, delays the end.
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How long the end of a daemon that failed may take.
+/// Maximum time for the end of a daemon that failed.
 const END_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long the last lines of the log may hold up the end, where standard error takes nothing.
+/// Maximum time by which writing the last log lines delays the end, if standard error is stuck.
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Time limit for a driver to list its devices for `--list-devices`; a simulated GPU is slow.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The exit code for settings or limits that cannot be used. The unit starts the daemon again after
-/// every other failure.
+/// Exit code for settings or limits that cannot be used. The unit restarts the daemon after every
+/// other failure.
 const UNUSABLE: u8 = 2;
-/// How long clients that come again at once may have the service manager wait before it starts the
-/// next daemon for them, which refuses them as well.
+/// Delay for clients that reconnect at once while the daemon cannot start, so that the service
+/// manager does not restart it without pause.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-/// The file that the unit reads.
+/// Path of the configuration file that the systemd unit uses.
 const UNITS_CONFIG: &str = "/etc/rocmforged/config.toml";
-/// How long `--check-config` waits for all files together.
+/// Maximum total time that `--check-config` waits for files.
 const FILES_ANSWER: Duration = Duration::from_secs(30);
-/// Warning for an environment variable that begins like a setting's and is none.
+/// Warning for an environment variable with the prefix of settings that is no setting.
 const UNREAD: &str = "in the environment is not read: no setting of one value has that name, and paths and lists come \
                       from flags and files alone; `rocmforged --help` lists them";
 
-/// Why a runtime does not start.
+/// Error message if the threads of a runtime cannot be started.
 const NO_THREADS: &str = "cannot start the threads that serve; raise the limit of processes (ulimit -u, TasksMax= in the unit)";
 
 fn main() -> ExitCode {
@@ -154,8 +154,7 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What this binary is run for where that is no daemon: as a child of one, or for what it
-/// generates.
+/// Runs the binary's other modes (child processes, generated files), if the arguments select one.
 fn other_use() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     let ended = |result: Result<(), String>| match result {
@@ -186,8 +185,8 @@ fn other_use() -> Option<ExitCode> {
     })
 }
 
-/// Refuses those who wait in the sockets that the service manager passed, where it starts no other
-/// daemon by itself. Left waiting, they would have it start one again at once, without end.
+/// Closes connections that wait in sockets passed by the service manager, if it does not restart
+/// the daemon by itself. Otherwise they would make it start the daemon again and again.
 fn refuse_waiting(passed: &Passed) {
     if !passed.is_empty() {
         passed.refuse_waiting();
@@ -195,8 +194,8 @@ fn refuse_waiting(passed: &Passed) {
     }
 }
 
-/// Ends the process within [`END_WAIT_MAX`], whatever happens: the exit handlers of a vendor's
-/// library may wait for a device that does not answer.
+/// Ends the process within [`END_WAIT_MAX`] in any case: exit handlers of a vendor's library may
+/// wait for a device that does not respond.
 fn end_for_certain() {
     let thread = std::thread::Builder::new().name("end".to_owned());
     let started = thread.spawn(|| {
@@ -210,7 +209,7 @@ fn end_for_certain() {
     }
 }
 
-/// What a failure of the daemon ends with.
+/// The exit code for an error.
 fn exit_code(error: &anyhow::Error) -> u8 {
     let is_of_settings = error.is::<ModelDirError>()
         || error.is::<TooFewDescriptors>()
@@ -235,7 +234,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 const ADMIN_FOR_ALL: &str = "admin_by has '*', so that everyone who may connect is admin and may change the budget, the \
      policy and the settings; name users or @groups there, or leave admin_by unset and restrict manage_by or use_by";
 
-/// What is wrong with the model directories.
+/// Messages about model directories that cannot be used.
 fn troubles(dirs: &ModelDirs) -> Vec<String> {
     let states = dirs.first_states().into_iter();
     let told = states.filter_map(|dir| Some((dir.path, dir.trouble?)));
@@ -243,7 +242,7 @@ fn troubles(dirs: &ModelDirs) -> Vec<String> {
         .collect()
 }
 
-/// Opens the files of the declared models, at once: one that never answers holds up no other.
+/// Opens the files of the declared models concurrently, so that a hung one delays no other.
 fn open_declared(dirs: &ModelDirs, models: &[DeclaredModel]) -> Vec<anyhow::Result<()>> {
     let begin = |declared: &DeclaredModel| {
         let (dirs, path) = (dirs.clone(), declared.model.path.clone());
@@ -265,8 +264,8 @@ fn open_declared(dirs: &ModelDirs, models: &[DeclaredModel]) -> Vec<anyhow::Resu
     opened.collect()
 }
 
-/// Prints what would be in force, and looks at what it leads to; `is_units` where the service has
-/// these settings.
+/// Prints the settings that would be in force, and checks the paths and devices that they name;
+/// `is_units` says that they are the service's.
 fn check(config: &Config, is_units: bool) -> ExitCode {
     // A reader that has seen enough is no failure.
     let _ = io::stdout().write_all(config.describe().as_bytes());
@@ -332,7 +331,7 @@ fn check(config: &Config, is_units: bool) -> ExitCode {
     code
 }
 
-/// Prints what there is, without a daemon.
+/// Prints the GPU drivers and devices, without a daemon.
 fn list_devices() -> ExitCode {
     let found: String = Devices::asking(OWN_PROGRAM.into(), LIST_WAIT_MAX)
         .ask()
@@ -344,7 +343,7 @@ fn list_devices() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Tests a card and prints a line a step, without a daemon.
+/// Tests a GPU and prints one line for each step, without a daemon.
 fn check_device(device: &str) -> ExitCode {
     let Some((vendor, ordinal)) = self_test::parse(device) else {
         let error = anyhow::anyhow!(
@@ -365,7 +364,7 @@ fn check_device(device: &str) -> ExitCode {
     }
 }
 
-/// Says why there is no daemon, before there is a log.
+/// Prints why the daemon cannot start, before there is a log.
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     // There is nobody else to tell when standard error does not take it.
     let _ = writeln!(io::stderr(), "rocmforged: {error:#}");
@@ -491,7 +490,7 @@ fn serve_on(
     end
 }
 
-/// Logs what is served, where and on what.
+/// Logs which sockets are served, and on which device.
 fn log_serving(config: &Config, engine: &EngineHandle, socket: &Socket, http: &HttpListeners) {
     let snapshot = engine.snapshot();
     tracing::info!(
@@ -510,15 +509,15 @@ fn log_serving(config: &Config, engine: &EngineHandle, socket: &Socket, http: &H
     );
 }
 
-/// The addresses that HTTP is served on, for the log; `None` where there are none.
+/// The addresses of HTTP for the log; `None` if there are none.
 fn shown_addresses(http: &HttpListeners) -> Option<String> {
     let addresses = http.tcp.iter().filter_map(|tcp| tcp.local_addr().ok());
     let addresses: Vec<String> = addresses.map(|address| address.to_string()).collect();
     (!addresses.is_empty()).then(|| addresses.join(","))
 }
 
-/// What `start` gives; `None` where a stop comes first. The thread that starts is left to itself
-/// then: nothing ends a call of a driver but the end of the process.
+/// The result of `start`, which runs on a thread; `None` if a stop signal comes first. The thread
+/// is then abandoned: only the end of the process ends a driver call.
 fn unless_stopped<T: Send + 'static>(
     runtime: &Runtime,
     stops: &mut mpsc::Receiver<()>,
@@ -538,7 +537,7 @@ fn unless_stopped<T: Send + 'static>(
     })
 }
 
-/// Why the engine does not start, with the setting or the limit that is behind it.
+/// The error that the engine does not start, with the setting or limit that caused it.
 fn no_engine(config: &Config, error: Error) -> anyhow::Error {
     if let Error::Precondition(refusal @ Refusal::BudgetOutOfRange { .. }) = &error {
         return config.refuse_budget(refusal.to_string()).into();
@@ -555,7 +554,7 @@ fn no_engine(config: &Config, error: Error) -> anyhow::Error {
     ))
 }
 
-/// So few descriptors that the daemon would fail at its first steps.
+/// The error that the limit of file descriptors is too low.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the process may open {limit} files (RLIMIT_NOFILE), and needs {DESCRIPTORS_MIN}; raise the limit (ulimit -n, \
@@ -565,7 +564,7 @@ struct TooFewDescriptors {
     limit: u64,
 }
 
-/// Raises the soft limit of file descriptors towards what the connections and model files need.
+/// Raises the soft limit of file descriptors as far as connections and model files need.
 fn raise_descriptors() -> anyhow::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let wanted = DESCRIPTORS_WANTED.min(hard);

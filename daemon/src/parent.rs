@@ -1,4 +1,4 @@
-//! A daemon that ends with the process that started it, as `rocmforgectl run` starts one for a
+//! Ends the daemon with the process that started it, for `rocmforgectl run`, which starts one for a
 //! command.
 //!
 //! The parent holds the other end of the pipe that is the daemon's standard input, and never writes
@@ -17,12 +17,12 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The hidden last argument of a daemon that ends with its standard input.
+/// Hidden last argument of a daemon that ends with its standard input.
 pub const ARGUMENT: &str = "--ends-with-input";
-/// How long the daemon may take to end in order; then it is killed.
+/// Maximum time for an orderly end; then the process is killed.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Takes [`ARGUMENT`] off the command line. Whether it was there.
+/// Removes [`ARGUMENT`] from the command line. Returns whether it was there.
 pub fn take_argument(arguments: &mut Vec<OsString>) -> bool {
     let is_there = arguments.len() > 1 && arguments.last().is_some_and(|a| a == ARGUMENT);
     if is_there {
@@ -31,11 +31,11 @@ pub fn take_argument(arguments: &mut Vec<OsString>) -> bool {
     is_there
 }
 
-/// From now on the end of standard input stops the process as SIGTERM does. What the parent made
-/// around `socket`, its log and its directory, is removed then, since the parent cannot.
+/// Makes the end of standard input stop the process, like SIGTERM. The files that the parent
+/// created around `socket` are removed then, since the parent cannot.
 ///
 /// # Errors
-/// When the system has no thread left.
+/// No thread can be started.
 pub fn follow(socket: &Path) -> io::Result<()> {
     let socket = socket.to_owned();
     let thread = std::thread::Builder::new().name("parent".to_owned());
@@ -55,8 +55,7 @@ pub fn follow(socket: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what the parent would have: the log, the files of the socket, and their directory if
-/// there is nothing else in it.
+/// Removes the parent's files: the log, those of the socket, and their directory if it is empty.
 fn remove_place(socket: &Path) {
     let Some(dir) = socket.parent() else { return };
     let mut lock = socket.as_os_str().to_owned();

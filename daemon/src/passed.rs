@@ -1,11 +1,11 @@
 //! The listening sockets that the service manager holds for the daemon: those of its socket units,
 //! and those of HTTP that an earlier daemon of the same service gave it to keep (`FDSTORE=1`).
 //!
-//! What the manager holds outlives the process. A daemon that drains stops accepting there, and who
-//! connects waits in the socket for its successor, which gets the same one.
+//! Sockets that the manager holds outlive the process. A draining daemon stops accepting on them,
+//! and clients that connect wait in the socket for its successor, which gets the same one.
 //!
-//! A socket is told by its address: those of `http_listen` and `http_socket` are HTTP's, and of the
-//! others at most one Unix socket is there, which is that of gRPC.
+//! Sockets are identified by their addresses: those of `http_listen` and `http_socket` are HTTP's,
+//! and of the others at most one Unix socket is there, which is that of gRPC.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -20,17 +20,17 @@ use crate::socket::SocketError;
 
 /// The name of HTTP's listening sockets in the manager's store.
 const STORED: &str = "rocmforged-http";
-/// The manager's word that it has a store for the service. systemd sets it from 254 on, our unit
-/// always.
+/// Environment variable that says that the manager has a store for the service. systemd sets it
+/// from version 254 on, our unit always.
 const STORE: &str = "FDSTORE";
-/// Maximum number of connections that are refused at a time.
+/// Maximum number of waiting connections that are closed at a time.
 const REFUSED_MAX: usize = 4096;
 
-/// A socket, and what the manager calls it.
+/// A socket, and its name in the service manager.
 #[derive(Debug)]
 struct Named<S> {
     socket: S,
-    /// Whether an earlier daemon gave it to the manager to keep.
+    /// Whether an earlier daemon gave the socket to the manager's store.
     is_stored: bool,
 }
 
@@ -48,12 +48,13 @@ impl<S> Named<S> {
 pub struct Passed {
     unix: Vec<Named<UnixListener>>,
     tcp: Vec<Named<TcpListener>>,
-    /// What came that is no listening socket of these kinds.
+    /// Error about a passed descriptor that is not a supported listening socket.
     unknown: Option<io::Error>,
 }
 
 impl Passed {
-    /// What the environment says was passed to this process. The first call gets it.
+    /// The sockets passed to this process according to the environment. Only the first call gets
+    /// them.
     pub fn from_env() -> Self {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let names: Vec<&str> = names.split(':').collect();
@@ -74,12 +75,12 @@ impl Passed {
         passed
     }
 
-    /// Whether any socket was passed that nobody has taken.
+    /// Whether there are no passed sockets left.
     pub fn is_empty(&self) -> bool {
         self.unix.is_empty() && self.tcp.is_empty()
     }
 
-    /// The socket that listens on an address.
+    /// Takes the socket that listens on a TCP address, if it was passed.
     pub fn take_tcp(&mut self, address: SocketAddr) -> Option<TcpListener> {
         let listens = |tcp: &Named<TcpListener>| {
             let own = tcp.socket.local_addr();
@@ -89,7 +90,7 @@ impl Passed {
         Some(self.tcp.remove(at).socket)
     }
 
-    /// The socket that listens at a path.
+    /// Takes the socket that listens at a path, if it was passed.
     pub fn take_unix(&mut self, path: &Path) -> Option<UnixListener> {
         let path = std::path::absolute(path).ok()?;
         let listens = |unix: &Named<UnixListener>| {
@@ -100,10 +101,10 @@ impl Passed {
         Some(self.unix.remove(at).socket)
     }
 
-    /// The socket of gRPC, once HTTP's were taken.
+    /// Takes the socket of gRPC, after HTTP's were taken.
     ///
     /// # Errors
-    /// [`SocketError::Activation`] where more was passed than that.
+    /// [`SocketError::Activation`] if other sockets are left.
     pub fn take_grpc(&mut self) -> Result<Option<UnixListener>, SocketError> {
         let refused = |message: String| Err(SocketError::Activation { message });
         if let Some(error) = &self.unknown {
@@ -130,8 +131,8 @@ impl Passed {
         }
     }
 
-    /// Refuses everyone who waits to be accepted, where no daemon will come to accept them: the
-    /// manager would start one for them again and again. Returns how many they were.
+    /// Closes all connections that wait to be accepted, if no daemon will accept them: the manager
+    /// would start one for them again and again. Returns their number.
     pub fn refuse_waiting(&self) -> usize {
         let mut refused = 0;
         for Named { socket, .. } in &self.unix {
@@ -147,7 +148,7 @@ impl Passed {
         refused
     }
 
-    /// Duplicates of the sockets.
+    /// Duplicates of all passed sockets.
     pub fn try_clone(&self) -> io::Result<Self> {
         let unix = self.unix.iter().map(|of| of.again(UnixListener::try_clone));
         let tcp = self.tcp.iter().map(|of| of.again(TcpListener::try_clone));
@@ -166,8 +167,8 @@ fn stores() -> bool {
     most.is_some_and(|most| most > 0) && std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-/// Has the service manager keep HTTP's listening sockets, in the place of those that it kept
-/// before. Whether it does.
+/// Gives HTTP's listening sockets to the service manager's store, replacing earlier ones. Returns
+/// whether it takes them.
 pub fn store(tcp: &[TcpListener], unix: Option<&UnixListener>) -> bool {
     if !stores() {
         return false;

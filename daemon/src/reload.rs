@@ -1,9 +1,9 @@
-//! Settings that are read anew while the daemon runs.
+//! Reloads settings while the daemon runs.
 //!
 //! Reloaded are the log filter, when idle memory is given back, the tokens, the certificate,
-//! limits, and declared models with their aliases. What else has changed is named in the log, each
-//! setting with what runs and what the files say, and takes effect at the next start. Settings that
-//! cannot be used change nothing. Who asked by a call gets the same as its answer.
+//! limits, and declared models with their aliases. Other changed settings are logged with the value
+//! in force and the value in the files, and take effect at the next start. If a setting is invalid,
+//! nothing changes. A client that asked for the reload gets the same report.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -23,27 +23,28 @@ use tokio::sync::mpsc;
 
 use crate::config::{Config, ConfigError, Flags, Reload, Setting};
 
-/// The settings that a reload changes.
+/// The changes that a reload has to apply.
 #[derive(Debug)]
 pub struct Changes {
-    /// When idle memory is given back, if that changed.
+    /// The new configuration of idle release, if it changed.
     pub idle_release: Option<IdleRelease>,
     /// All declared models, if any of them changed.
     pub declared: Option<Vec<Declared>>,
-    /// The tokens, if they changed.
+    /// The new tokens, if they changed.
     pub tokens: Option<Tokens>,
-    /// The certificate and its key, if they changed.
+    /// The new certificate and key, if they changed.
     pub tls: Option<Tls>,
     /// All limits, if any of them changed.
     pub limits: Option<Rules>,
-    /// Settings that were applied and those that were not, as far as known once the files are read.
+    /// The report of applied and not applied settings, as far as it is known once the files are
+    /// read.
     pub report: Reloaded,
 }
 
-/// Puts a log filter in force, or says why not.
+/// Function that puts a log filter in force; the error says why it cannot.
 pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send>;
 
-/// Reloads the settings.
+/// Reads the settings again and determines the changes.
 pub struct Reloader {
     flags: Flags,
     default_socket: PathBuf,
@@ -57,11 +58,11 @@ impl fmt::Debug for Reloader {
     }
 }
 
-/// What stands for certificate and key.
+/// Key of the setting that stands for certificate and key in reports.
 const CERTIFICATE: &str = "http_tls_cert";
 
 impl Reloader {
-    /// Reads under the same `flags` as those that `in_force` came from.
+    /// A reloader that uses the same `flags` as the settings `in_force`.
     pub fn new(
         flags: Flags,
         default_socket: PathBuf,
@@ -76,11 +77,11 @@ impl Reloader {
         }
     }
 
-    /// Reads the files, puts a changed log filter in force, names what is not reloaded, and gives
-    /// the rest. Blocks on files.
+    /// Reads the files, puts a changed log filter in force, and returns the other changes. Blocks
+    /// on files.
     ///
     /// # Errors
-    /// Settings that cannot be used. Nothing has changed then.
+    /// A setting is invalid; nothing has changed then.
     pub fn read(&mut self) -> Result<Changes, ConfigError> {
         let new = Config::new(self.flags.clone(), self.default_socket.clone())?;
         let mut report = Report::default();
@@ -149,7 +150,7 @@ impl Reloader {
         })
     }
 
-    /// When idle memory is given back from now on, if that changed.
+    /// The new configuration of idle release, if it changed.
     fn idle_release(&mut self, new: &Config) -> Option<IdleRelease> {
         let changed = self.in_force.idle_release() != new.idle_release();
         self.in_force.values.idle_release = new.values.idle_release;
@@ -207,7 +208,7 @@ impl Reloader {
     }
 }
 
-/// A change of a setting's value.
+/// A change of a setting's value, for the report.
 fn change(running: Setting, read: Setting) -> Change {
     let none = || "unset".to_owned();
     Change {
@@ -226,7 +227,7 @@ fn with_or_without(tls: Option<&Tls>) -> String {
     }
 }
 
-/// A change of what is not shown.
+/// A change of a setting whose value is not shown, for the report.
 fn named(setting: &str) -> Change {
     Change {
         setting: setting.to_owned(),
@@ -234,7 +235,7 @@ fn named(setting: &str) -> Change {
     }
 }
 
-/// The report of a reload; each line is logged when it is added.
+/// The report of a reload; each entry is logged when it is added.
 #[derive(Debug, Default)]
 struct Report(Reloaded);
 
@@ -262,17 +263,17 @@ impl Report {
     }
 }
 
-/// Who asks for a reload of the settings, and who reads them. Calls ask beside.
+/// Sources of reload requests, and the reloader. Clients' calls are a further source.
 #[derive(Debug)]
 pub struct Reloads {
-    /// A message for each signal.
+    /// Receives a message for each SIGHUP.
     pub asked: mpsc::Receiver<()>,
-    /// Reads them.
+    /// Reads the settings.
     pub reloader: Reloader,
 }
 
-/// Reloads whenever it is asked for, for as long as the future is polled. Calls that come before it
-/// is polled first wait for it.
+/// Reloads the settings whenever a signal or a call asks for it, for as long as the future is
+/// polled. Earlier calls wait for that.
 pub(crate) fn follow(
     reloads: Option<Reloads>,
     service: Arc<Service>,
@@ -326,15 +327,15 @@ async fn answer_all(
     }
 }
 
-/// Signals and calls.
+/// Sources of reload requests: signals and calls.
 struct Askers {
     asked: mpsc::Receiver<()>,
     calls: mpsc::Receiver<Answer>,
 }
 
 impl Askers {
-    /// The next reload, and where its answer goes if a call asks for it. `None`
-    /// where nobody asks any more.
+    /// Waits for the next reload request, with the channel for its result if a call asks. `None`
+    /// once there are no sources any more.
     async fn next(&mut self) -> Option<Option<Answer>> {
         loop {
             tokio::select! {
@@ -349,7 +350,7 @@ impl Askers {
     }
 }
 
-/// Tells systemd, which waits for READY=1 then.
+/// Reports to systemd that a reload begins; it then waits for READY=1.
 fn begin() {
     tracing::info!("reloading the settings");
     match NotifyState::monotonic_usec_now() {
@@ -358,7 +359,7 @@ fn begin() {
     }
 }
 
-/// Tells the engine, also where its queue of commands is full for a while.
+/// Sets the engine's idle release, also if its queue of commands is full for a while.
 async fn set_idle_release(service: &Service, config: IdleRelease) -> Result<(), Error> {
     const TRIES: u32 = 100;
     for _ in 0..TRIES {
@@ -410,7 +411,7 @@ async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloade
     report
 }
 
-/// Uploads declared models in the background.
+/// Preloads declared models in the background.
 pub(crate) fn preload(service: &Arc<Service>, registered: Vec<Declared>) {
     let service = Arc::clone(service);
     tokio::spawn(async move { service.preload_declared(&registered).await });

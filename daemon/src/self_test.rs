@@ -1,5 +1,5 @@
-//! The self-test of a card, made anew whenever somebody asks: in a process of its own, which opens
-//! the card beside the daemon, so that what hangs or crashes costs its own line of the report.
+//! The self-test of a GPU: runs in a process of its own, which opens the GPU beside the daemon, so
+//! that a hang or crash only affects its own line of the report.
 //!
 //! ```text
 //! CheckDevice -> child: open, memory, copies, files, kernels against the host
@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 
 use crate::devices::{KILL_WAIT, OWN_PROGRAM, POLL};
 
-/// The hidden argument of the child; the device as `hip:0` follows.
+/// Hidden argument of the child process; the device such as `hip:0` follows.
 pub const CHILD_ARGUMENT: &str = "--self-test-child";
 /// Time limit of the whole self-test.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -33,11 +33,11 @@ pub const LIMIT: Duration = Duration::from_secs(10);
 const KERNELS_LIMIT: Duration = Duration::from_secs(7);
 /// Maximum number of steps of a self-test that are reported.
 const STEPS_MAX: usize = 512;
-/// Maximum number of bytes that a child may say.
+/// Maximum number of bytes of a child's output.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
-/// What a child's lines begin with: a library may write to the standard output as well.
+/// Prefix of the child's lines, since a library may write to standard output as well.
 const MARK: &str = "self-test ";
-/// When to try again while one is made.
+/// Delay after which a client should retry while another self-test runs.
 const RETRY: Duration = Duration::from_secs(10);
 
 fn note(name: &str, detail: String) -> Told {
@@ -58,7 +58,7 @@ fn failed(name: &str, detail: String) -> Told {
     }
 }
 
-/// A step as the child writes it.
+/// A step in the form in which the child writes it.
 fn told(step: Step) -> Told {
     Told {
         name: step.name,
@@ -68,18 +68,18 @@ fn told(step: Step) -> Told {
     }
 }
 
-/// Whether a step says that something is wrong.
+/// Whether a step reports a failure.
 pub fn is_failed(step: &Told) -> bool {
     step.outcome == Outcome::Failed.name()
 }
 
-/// A card as settings name it: `hip:1`, or `hip` for the first.
+/// Parses a GPU in the form of settings: `hip:1`, or `hip` for the first.
 pub fn parse(device: &str) -> Option<(Vendor, u32)> {
     let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
     Some((Vendor::named(kind)?, ordinal.parse().ok()?))
 }
 
-/// Lines of a self-test as a table, and their sum.
+/// The steps of a self-test as a table, with their totals.
 pub fn table(told: &[Told]) -> String {
     let wide = |of: fn(&Told) -> usize| told.iter().map(of).max().unwrap_or(0);
     let (name, outcome) = (wide(|t| t.name.len()), wide(|t| t.outcome.len()));
@@ -129,14 +129,14 @@ fn about(vendor: Vendor, ordinal: u32) -> Vec<Told> {
     told
 }
 
-/// Tells the parent; one that does not read any more has given up.
+/// Writes a step for the parent; a parent that does not read any more has given up.
 fn tell(told: &Told) {
     if let Ok(text) = serde_json::to_string(told) {
         println!("\n{MARK}{text}");
     }
 }
 
-/// What the child does. Returns its exit code.
+/// Main function of the child process. Returns the exit code.
 pub fn child_main(device: &str) -> u8 {
     let Some((vendor, ordinal)) = parse(device) else {
         return 2;
@@ -163,7 +163,7 @@ pub fn child_main(device: &str) -> u8 {
     0
 }
 
-/// Makes self-tests, one at a time.
+/// Runs self-tests, one at a time.
 #[derive(Debug)]
 pub struct SelfTest {
     exe: PathBuf,
@@ -178,7 +178,8 @@ impl Default for SelfTest {
 }
 
 impl SelfTest {
-    /// Through a program that understands [`CHILD_ARGUMENT`], which may take `limit`.
+    /// Runs self-tests through the program `exe`, which understands [`CHILD_ARGUMENT`], with the
+    /// time limit `limit`.
     pub fn asking(exe: PathBuf, limit: Duration) -> Self {
         Self {
             exe,
@@ -190,7 +191,7 @@ impl SelfTest {
     /// Tests a device, such as `hip:0`, on a blocking thread.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED while another one is made.
+    /// RESOURCE_EXHAUSTED while another self-test runs.
     pub async fn run(&self, device: String) -> Result<Vec<Told>, Failure> {
         let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() else {
             return Err(failure::exhausted(
@@ -280,7 +281,7 @@ fn lines(stdout: ChildStdout) -> Receiver<Told> {
     receiver
 }
 
-/// How the child ended; it is killed if it does not.
+/// Waits for the child to end, and kills it if it does not. Returns how it ended.
 fn ended(child: &mut Child, give_up: Instant, in_time: bool) -> Option<ExitStatus> {
     let mut give_up = match in_time {
         true => give_up.max(Instant::now() + KILL_WAIT),

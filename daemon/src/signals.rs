@@ -20,22 +20,22 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Time between two signals from which on the second is a stop of its own.
+/// Minimum time between two signals for the second to count as a separate stop.
 pub const STOP_APART_MIN: Duration = Duration::from_millis(500);
 
-/// What signals ask for.
+/// Receivers of what signals ask for.
 #[derive(Debug)]
 pub struct Signals {
-    /// A message for each stop, of which only the first two matter.
+    /// Receives a message for each stop, of which only the first two matter.
     pub stops: mpsc::Receiver<()>,
-    /// A message for each time that settings are to be reloaded.
+    /// Receives a message for each reload of the settings.
     pub reloads: mpsc::Receiver<()>,
 }
 
-/// Listens from now on. Must be called on a tokio runtime.
+/// Starts to handle signals. Must be called on a tokio runtime.
 ///
 /// # Errors
-/// When the system refuses a handler.
+/// A signal handler cannot be installed.
 pub fn listen() -> io::Result<Signals> {
     let (stop, stops) = mpsc::channel(2);
     let (reload, reloads) = mpsc::channel(1);

@@ -34,57 +34,57 @@ use nix::unistd::geteuid;
 
 /// Mode of the socket file: owner and group may connect, nobody else.
 pub const SOCKET_MODE: u32 = 0o660;
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 256;
 /// Mode of the file that is locked while a daemon starts.
 const LOCK_MODE: u32 = 0o600;
-/// How long another process may hold that lock before we give up.
+/// Maximum wait for the lock while another process holds it.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Why there is no socket.
+/// Why the daemon's socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The directory is missing or no directory.
+    /// The socket's directory is missing, or is not a directory.
     #[error("cannot put a socket into {}: {message}; create it (systemd does so with RuntimeDirectory=) or choose another path with --socket (for HTTP --http-socket)", dir.display())]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
         /// Why no socket can be put into the directory.
         message: String,
     },
-    /// Another process of this user holds the lock.
+    /// Another process of this user holds the lock that is taken while a daemon starts.
     #[error("{} stays locked by another process that starts there; stop it, or choose another path with --socket (for HTTP --http-socket)", dir.display())]
     Locked {
-        /// The directory.
+        /// Directory of the lock.
         dir: PathBuf,
     },
-    /// A live daemon serves it.
+    /// A running daemon serves the socket.
     #[error("{} is served already, by process {pid} of user {uid}; stop that daemon, or choose another path with --socket (for HTTP --http-socket)", path.display())]
     Live {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The process that listens, 0 if it lies outside of our namespace.
+        /// Process that listens; 0 if it is outside of our pid namespace.
         pid: i32,
         /// User of the process.
         uid: u32,
     },
-    /// Something else is there.
+    /// Something other than a socket is at the path.
     #[error("{} exists and is {kind}, not a socket; it is left alone: move it away, or choose another path with --socket (for HTTP --http-socket)", path.display())]
     Foreign {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
         /// What is at the path: a directory, a file or another kind.
         kind: &'static str,
     },
-    /// Whether a daemon serves the socket cannot be found out.
+    /// Whether a daemon serves the socket cannot be determined.
     #[error("{} exists, and whether a daemon serves it cannot be found out; remove it if none does, or choose another path with --socket (for HTTP --http-socket)", path.display())]
     Unknown {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// The error of the attempt.
         source: io::Error,
     },
-    /// systemd handed over something else than one listening Unix socket.
+    /// systemd passed something other than one listening Unix socket.
     #[error(
         "socket activation: {message}; rocmforged.socket has exactly one ListenStream= with a path, and further sockets \
          are those of http_listen and http_socket"
@@ -98,21 +98,21 @@ pub enum SocketError {
     Io {
         /// The operation that failed.
         action: &'static str,
-        /// The path.
+        /// Path of the socket or file.
         path: PathBuf,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A listening socket. Removes its file when dropped, if it made it and it is still its own.
+/// The listening socket. When it is dropped, its file is removed if this process created it.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
     file: Option<SocketFile>,
 }
 
-/// The file that this process made: path, device and inode.
+/// The socket file that this process created: path, device and inode.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -121,7 +121,7 @@ struct SocketFile {
 }
 
 impl Socket {
-    /// A socket that systemd passed, and whose file is systemd's.
+    /// A socket that systemd passed, and whose file belongs to systemd.
     pub fn passed(listener: UnixListener) -> Self {
         Self {
             listener,
@@ -129,7 +129,7 @@ impl Socket {
         }
     }
 
-    /// Leaves the file where it is at the end: the service manager keeps the socket.
+    /// Keeps the socket file when the daemon ends, since the service manager keeps the socket.
     pub fn leave_file(&mut self) {
         self.file = None;
     }
@@ -139,10 +139,10 @@ impl Socket {
         self.file.is_none()
     }
 
-    /// Binds `path`, in the place of a stale socket file if there is one.
+    /// Binds a socket at `path`, replacing a stale socket file if there is one.
     ///
     /// # Errors
-    /// [`SocketError`], which says what lies at the path and what to do.
+    /// [`SocketError`], which says what is at the path and what to do.
     pub fn bind(path: &Path) -> Result<Self, SocketError> {
         let failed = |action| {
             move |source: io::Error| SocketError::Io {
@@ -181,7 +181,7 @@ impl Socket {
     /// A second handle of the listening socket, for the server.
     ///
     /// # Errors
-    /// When the process has no file descriptors left.
+    /// The process has no file descriptors left.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
@@ -210,9 +210,9 @@ impl Drop for Socket {
     }
 }
 
-/// Locks the start of a daemon at `path`: a file beside the socket that only this user can open. A
-/// lock on the directory itself could be taken, and kept, by everyone who may read it. The file
-/// stays, since removing it would race with those who wait for it.
+/// Takes the lock for starting a daemon at `path`: on a file beside the socket that only this user
+/// can open. (Everyone who may read the directory could lock that.) The file stays, since removing
+/// it would race with waiting processes.
 fn lock_start(path: &Path) -> Result<File, SocketError> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let refuse = |message: String| SocketError::Directory {
@@ -322,7 +322,7 @@ fn remove_if_stale(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// A socket that is bound to nothing. Non-blocking, so that a connect to a busy daemon returns.
+/// A new socket that is not bound. Non-blocking, so that connecting to a busy daemon returns.
 fn unbound() -> Result<OwnedFd, SocketError> {
     socket(
         AddressFamily::Unix,

@@ -1,5 +1,4 @@
-//! Chats told again in the way that a template takes them, where it refuses or
-//! leaves out what clients send.
+//! Rewrites a chat for its template, if the template rejects or drops parts of what clients send.
 //!
 //! - Beside a call of a tool clients send no content, and many templates look for something in it:
 //!   those get an empty text (Qwen 3, gpt-oss, Granite, Ministral), as do those that would write
@@ -28,17 +27,17 @@ use crate::tool_calls::forms::Thinking;
 
 const SYSTEM: &str = "system";
 const USER: &str = "user";
-/// What Jinja writes for nothing.
+/// What Jinja writes for a missing value.
 const NONE: &str = "None";
-/// Between texts that become one.
+/// Separator between texts that are joined.
 const BETWEEN: &str = "\n\n";
-/// What Mistral's templates want an id to have.
+/// Length of an id of a tool call that Mistral's templates accept.
 const SHORT_ID: usize = 9;
 
-/// A way to tell a chat again; nothing where that changes nothing.
+/// A way to rewrite a chat; returns `None` if it changes nothing.
 pub type Way = fn(&Chat) -> Option<Chat>;
 
-/// Ways for what a template does not take, each tried on what the one before came to.
+/// Ways to rewrite a chat that a template rejects, each tried on the result of the one before.
 pub const WAYS: [Way; 6] = [
     with_texts,
     with_short_ids,
@@ -50,8 +49,8 @@ pub const WAYS: [Way; 6] = [
 /// Ways to put a system message into a template that ignores that role.
 pub const WAYS_OF_SYSTEM: [Way; 2] = [with_one_of_system, with_none_of_system];
 
-/// Closes the thoughts that a template has opened at the end of a chat that is to be answered
-/// without.
+/// Closes the reasoning that a template has opened at the end of a chat for which reasoning is
+/// switched off.
 pub fn close_thoughts(chat: &Chat, rendered: &mut RenderedChat) {
     let is_off = chat.template_kwargs.get("enable_thinking") == Some(&Value::Bool(false));
     if !is_off || chat.ending != Ending::Answer {
@@ -63,14 +62,13 @@ pub fn close_thoughts(chat: &Chat, rendered: &mut RenderedChat) {
     }
 }
 
-/// Whether what the system says stands in the text that a template made, where
-/// that is several messages.
+/// Whether the rendered text contains all of several system messages.
 pub fn is_whole(chat: &Chat, text: &dyn Fn() -> String) -> bool {
     of_system(chat).nth(1).is_none() || are_all_in(chat, &text())
 }
 
-/// Whether some of what the system says stands in the text that a template made, and some does not:
-/// a template that writes none of it is not one that overlooks a second message.
+/// Whether the rendered text contains some system messages and not others: a template that writes
+/// none at all does not count.
 pub fn leaves_out(chat: &Chat, text: &dyn Fn() -> String) -> bool {
     if of_system(chat).nth(1).is_none() {
         return false;
@@ -102,15 +100,14 @@ fn is_said(message: &Message, text: &str) -> bool {
     }
 }
 
-/// The chat with empty texts, where the text that a template made of it may have
-/// [`NONE`] in their places.
+/// The chat with empty contents in place of missing ones, if the template wrote [`NONE`] for those.
 pub fn without_none(chat: &Chat, text: &str) -> Option<Chat> {
     text.contains(NONE).then(|| with_texts(chat)).flatten()
 }
 
-/// Whether a template wrote [`NONE`] for contents that are not there, and else the same as for
-/// empty ones: `text` is what it made of a chat, `other` of the one with empty texts. Templates
-/// leave out white space around what is empty.
+/// Whether a template wrote [`NONE`] for missing contents, and otherwise the same as for empty
+/// ones: `text` is the rendered chat, `other` the one with empty contents. White space around empty
+/// contents is ignored.
 pub fn spells_none(text: &str, other: &str) -> bool {
     let rest = |text: &str| {
         let parts = text.split_whitespace().flat_map(|word| word.split(NONE));
@@ -119,7 +116,7 @@ pub fn spells_none(text: &str, other: &str) -> bool {
     text.matches(NONE).count() > other.matches(NONE).count() && rest(text) == rest(other)
 }
 
-/// With an empty text in the place of no content.
+/// Puts an empty text in place of missing contents.
 fn with_texts(chat: &Chat) -> Option<Chat> {
     let lacks = |message: &Message| message.content == Content::None;
     changed(chat, chat.messages.iter().any(lacks), |message| {
@@ -129,8 +126,8 @@ fn with_texts(chat: &Chat) -> Option<Chat> {
     })
 }
 
-/// With ids of calls that are the last letters and digits of the client's: it
-/// sends the same ones again.
+/// Shortens ids of tool calls to the last letters and digits of the client's ids, so that equal ids
+/// stay equal.
 fn with_short_ids(chat: &Chat) -> Option<Chat> {
     let short = |id: &mut String| {
         let kept: Vec<char> = id.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -146,7 +143,7 @@ fn with_short_ids(chat: &Chat) -> Option<Chat> {
     })
 }
 
-/// With what is said beside calls behind the reasoning, where there are both.
+/// Moves the content beside tool calls behind the reasoning, if there are both.
 fn with_content_thought(chat: &Chat) -> Option<Chat> {
     let said = |message: &Message| match (&message.content, &message.reasoning_content) {
         (Content::Text(text), Some(reasoning))
@@ -165,7 +162,7 @@ fn with_content_thought(chat: &Chat) -> Option<Chat> {
     })
 }
 
-/// With empty reasoning beside calls that have none.
+/// Adds empty reasoning beside tool calls that have none.
 fn with_empty_thoughts(chat: &Chat) -> Option<Chat> {
     let lacks =
         |message: &Message| !message.tool_calls.is_empty() && message.reasoning_content.is_none();
@@ -192,11 +189,10 @@ fn with_none_of_system(chat: &Chat) -> Option<Chat> {
     Some(gathered(chat, false))
 }
 
-/// The chat with one at the beginning, or with none at all, and what the others say said by the
-/// user.
+/// Merges the chat's system messages: into one at the beginning, or none at all, with the rest as
+/// user messages.
 ///
-/// What follows one another of the same speaker becomes one message: many
-/// templates want turns to alternate.
+/// Consecutive messages of one role are joined, since many templates require alternating turns.
 fn gathered(chat: &Chat, keep_first: bool) -> Chat {
     let mut messages: Vec<Message> = Vec::with_capacity(chat.messages.len());
     for message in &chat.messages {

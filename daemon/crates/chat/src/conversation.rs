@@ -1,4 +1,4 @@
-//! A conversation that is to be answered, or shown as its template renders it.
+//! A conversation to continue, or to render with its template.
 
 use rocmforge_failure::{Failure, Violations};
 use rocmforge_tokenizer::{Chat, Ending, Message};
@@ -8,25 +8,24 @@ use crate::model::ChatModel;
 use crate::prompt::no_template;
 use crate::tool_calls::Tools;
 
-/// A conversation, of which the roles were checked by the interface that it came by.
+/// A conversation of a request; its protocol has checked the roles.
 #[derive(Debug)]
 pub struct Conversation {
     /// The messages, oldest first.
     pub messages: Vec<Message>,
-    /// What the model may call.
+    /// The tools that the model may call.
     pub tools: Tools,
-    /// More variables for the template.
+    /// Additional variables for the template.
     pub kwargs: Map<String, Value>,
-    /// Texts that the answer may rest on, for templates that know them.
+    /// Documents for templates that support them (retrieval-augmented generation).
     pub documents: Vec<Value>,
     /// How the rendered text ends.
     pub ending: Ending,
-    /// What a refusal calls the messages.
+    /// The field of the messages in error messages.
     pub field: &'static str,
 }
 
-/// Checks that the last message can be gone on with, where that is asked for: it is the model's
-/// own.
+/// Checks that the last message is the model's own, if the request wants it to be continued.
 pub fn check_continued(ending: Ending, last_role: Option<&str>, violations: &mut Violations) {
     if ending == Ending::Continue && last_role != Some("assistant") {
         violations.add(
@@ -37,7 +36,7 @@ pub fn check_continued(ending: Ending, last_role: Option<&str>, violations: &mut
 }
 
 impl Conversation {
-    /// As the template sees it.
+    /// The conversation in the form that a template renders.
     ///
     /// # Errors
     /// FAILED_PRECONDITION for a model without a template, UNIMPLEMENTED for an encoder.

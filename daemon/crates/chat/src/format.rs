@@ -1,5 +1,4 @@
-//! Answers that are held to a grammar: what a request says of it, and what begins to hold where
-//! its prompt ends.
+//! Constrained output: the grammar that a request asks for, and how it begins after the prompt.
 
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_grammar::{Error, Grammar, Matcher, Trigger};
@@ -8,32 +7,32 @@ use crate::model::ChatModel;
 use crate::reasoning::{self, Plan};
 use crate::tail::Tail;
 
-/// What an answer is held to.
+/// The grammar that an output has to follow.
 #[derive(Debug, Clone)]
 pub struct Format {
     /// The grammar.
     pub grammar: Grammar,
-    /// What a refusal calls it.
+    /// The field of the grammar in error messages.
     pub field: &'static str,
 }
 
 impl Format {
-    /// With the field of the request that says it.
+    /// A format with the name of the request's field that asks for it.
     pub fn new(grammar: Grammar, field: &'static str) -> Self {
         Self { grammar, field }
     }
 
-    /// What a schema's text says.
+    /// The format for a JSON schema given as text.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where it is no JSON.
+    /// INVALID_ARGUMENT if the text is no JSON.
     pub fn of_schema_text(text: &str, field: &'static str) -> Result<Self, Failure> {
         let grammar = Grammar::from_schema_text(text);
         let grammar = grammar.map_err(|error| refused(field, &error))?;
         Ok(Self::new(grammar, field))
     }
 
-    /// Refuses what cannot be beside a format.
+    /// Rejects options that cannot be combined with a format.
     pub fn check_beside(&self, min_tokens: u32, ignore_eos: bool, v: &mut Violations) {
         let message = "the output of a request with a format ends when the format is complete; leave this field unset";
         if min_tokens > 0 {
@@ -45,8 +44,8 @@ impl Format {
     }
 }
 
-/// What holds an output behind a prompt that ends in `tail`, with `room` tokens left; nothing where
-/// nothing does.
+/// The constraint of an output after a prompt that ends in `tail`, with at most `room` tokens;
+/// `None` if the output is not constrained.
 pub fn begun(
     matcher: Option<Matcher>,
     trigger: Option<Trigger>,
@@ -78,7 +77,7 @@ pub fn begun(
     Some(Box::new(matcher))
 }
 
-/// The failure of a grammar that a field of the request gives.
+/// The failure for a grammar in a request's field that cannot be used.
 pub fn refused(field: &str, error: &Error) -> Failure {
     match error {
         Error::Grammar { .. } | Error::Stuck { .. } => failure::invalid(field, &error.to_string()),

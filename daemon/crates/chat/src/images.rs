@@ -30,14 +30,15 @@ use crate::model::ChatModel;
 /// Text that a model which reads text only gets in place of an image.
 pub const LEFT_OUT: &str = "[image left out: this model reads text only]";
 
-/// Most images of a request.
+/// Maximum number of images of a request.
 const IMAGES_MAX: usize = 64;
 
-/// The images of a chat, of which the template is to see the places; none where the model reads
-/// text only, so that its template sees the texts in their places.
+/// Takes the images out of a chat and leaves placeholders for the template; for a model that reads
+/// text only there are none, and texts stand in their places.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for more than [`IMAGES_MAX`], and for an image whose bytes the request has not.
+/// INVALID_ARGUMENT for more than [`IMAGES_MAX`], and for an image whose bytes the request
+/// does not contain.
 pub(crate) fn taken(chat: &mut Chat, model: &ChatModel<'_>) -> Result<Vec<ChatImage>, Failure> {
     if model.tower.is_none() {
         chat.leave_images_out();
@@ -61,35 +62,35 @@ pub(crate) fn taken(chat: &mut Chat, model: &ChatModel<'_>) -> Result<Vec<ChatIm
     Ok(images)
 }
 
-/// What images make of the ids of a prompt.
+/// A prompt's token ids after images were placed.
 #[derive(Debug)]
 pub(crate) enum Placed {
-    /// The ids, and the images that are among them.
+    /// The ids, and the images with their places among them.
     Whole(Vec<u32>, Vec<UnreadImage>),
     /// The images take more tokens than there is room for.
     TooMany,
 }
 
-/// How the models of a projector are shown an image.
+/// How the prompts of models with a certain projector show an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Form {
     /// Control token that the templates of these models write for an image.
     mark: &'static str,
     /// Text that replaces the mark before the prompt is tokenized; it has the mark once.
     written: Option<&'static str>,
-    /// Whether the mark stays, and the image's tokens come behind it.
+    /// Whether the mark stays in the prompt, with the image's tokens after it.
     stays: bool,
-    /// Control tokens behind each row of an image but the last, and behind the last.
+    /// Control tokens after each row of an image but the last, and after the last; `None` for none.
     row_ends: Option<[&'static str; 2]>,
-    /// Whether each tile of a large image comes behind a control token of its place, and the whole
-    /// image behind [`WHOLE`]; else nothing stands between them.
+    /// Whether each tile of a large image is preceded by a control token for its place, and the
+    /// whole image by [`WHOLE`].
     marks_tiles: bool,
 }
 
-/// The control token in front of an image whose tiles came before it.
+/// The control token before an image whose tiles came before it.
 const WHOLE: &str = "<|img_thumbnail|>";
 
-/// Control token in front of a tile.
+/// The control token before the tile at a row and column.
 fn tile_mark(row: usize, column: usize) -> String {
     format!("<|img_row_{}_col_{}|>", row + 1, column + 1)
 }
@@ -171,11 +172,11 @@ impl Form {
     }
 }
 
-/// Writes images in a rendered chat as the model's authors do, where that is more than what the
-/// template writes.
+/// Completes the text for images in a rendered chat, if the model's training format has more than
+/// its template writes.
 ///
 /// # Errors
-/// INTERNAL where the model has no tower.
+/// INTERNAL if the model has no tower.
 pub(crate) fn written(
     rendered: &mut RenderedChat,
     images: &[ChatImage],
@@ -195,8 +196,9 @@ pub(crate) fn written(
 /// has tokens; at most `most` ids. CPU-bound.
 ///
 /// # Errors
-/// INVALID_ARGUMENT names the message's part whose image cannot be read; FAILED_PRECONDITION where
-/// the template writes no placeholder for each image; DEADLINE_EXCEEDED where nobody waits.
+/// INVALID_ARGUMENT names the message's part whose image cannot be read;
+/// FAILED_PRECONDITION if the template does not write one placeholder for each image;
+/// DEADLINE_EXCEEDED if no client waits any more.
 pub(crate) fn placed(
     ids: Vec<u32>,
     images: Vec<ChatImage>,
@@ -238,13 +240,13 @@ pub(crate) fn placed(
     Ok(Placed::Whole(ids, unread))
 }
 
-/// The token that a template wrote for each image.
+/// The token that a template writes for each image, and what surrounds the image's tokens.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     id: u32,
-    /// As [`Form::stays`].
+    /// Whether the mark stays in the prompt ([`Form::stays`]).
     stays: bool,
-    /// As [`Form::row_ends`].
+    /// Control tokens at the ends of rows ([`Form::row_ends`]).
     row_ends: Option<[u32; 2]>,
 }
 
@@ -258,8 +260,8 @@ impl Mark {
     }
 }
 
-/// The ids with the images' tokens at the marks, which are the mark's own as often as an image has
-/// tokens; each image is told where its first one is. There are as many marks as images.
+/// Replaces each mark by as many placeholders (the mark's own token) as its image has tokens, and
+/// sets each image's first index. There are as many marks as images.
 fn spread(ids: &[u32], mark: Mark, images: &mut [UnreadImage]) -> Vec<u32> {
     let more: usize = images.iter().map(|image| mark.tokens(image)).sum();
     let mut all = Vec::with_capacity(ids.len() + more);
@@ -320,7 +322,7 @@ fn of_header(image: ChatImage, rules: &Rules) -> Result<UnreadImage, Failure> {
     })
 }
 
-/// Why a model cannot be shown images.
+/// The failure for a model that cannot read images.
 fn unusable(model: &ChatModel<'_>, what: &str) -> Failure {
     let message = format!(
         "model '{}' cannot be shown images: {what}; give the model a template that shows them (`template` of \
@@ -330,7 +332,7 @@ fn unusable(model: &ChatModel<'_>, what: &str) -> Failure {
     failure::model_precondition(Reason::ChatTemplateUnusable, model.name, &message)
 }
 
-/// The control token `name`.
+/// The id of the control token `name`.
 fn control(model: &ChatModel<'_>, name: &str) -> Result<u32, Failure> {
     named(model.tokenizer, name).ok_or_else(|| {
         let what = format!("its vocabulary has no control token {name}");
@@ -338,7 +340,7 @@ fn control(model: &ChatModel<'_>, name: &str) -> Result<u32, Failure> {
     })
 }
 
-/// The control tokens in front of the tiles of an image, and in front of the whole image.
+/// The control tokens before the tiles of an image, and before the whole image.
 fn tile_marks(model: &ChatModel<'_>, [rows, columns]: [usize; 2]) -> Result<Vec<u32>, Failure> {
     let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
     let names = places.map(|(row, column)| tile_mark(row, column));
@@ -346,7 +348,7 @@ fn tile_marks(model: &ChatModel<'_>, [rows, columns]: [usize; 2]) -> Result<Vec<
     names.map(|name| control(model, &name)).collect()
 }
 
-/// The token `name`, which the template wrote `n` times.
+/// The id of the token `name`, which the template must have written `n` times.
 fn placeholder(model: &ChatModel<'_>, ids: &[u32], name: &str, n: usize) -> Result<u32, Failure> {
     let mark = control(model, name)?;
     let found = ids.iter().filter(|&&id| id == mark).count();

@@ -1,19 +1,19 @@
-//! A gap that is to be filled: what stands before and behind it, as a prompt in the form that a
+//! Fill-in-the-middle: makes a prompt of the text before and after a gap, in the format that a
 //! model was trained with.
 //!
 //! ```text
 //! [repository] [file name text]... <prefix> what is before <suffix> what is behind <middle>
 //! ```
 //!
-//! Which tokens stand for `<prefix>` and so on tells the vocabulary.
+//! The vocabulary determines which tokens stand for `<prefix>` and so on.
 
 use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::Tokenizer;
 
 use crate::model::ChatModel;
 
-/// The names of the tokens around what is before, what is behind, and what is to come, by family:
-/// Qwen and Gemma, StarCoder and Granite, SantaCoder, DeepSeek, Code Llama, GLM.
+/// The names of the tokens before the prefix, the suffix and the middle, by family: Qwen and Gemma,
+/// StarCoder and Granite, SantaCoder, DeepSeek, Code Llama, GLM.
 const NAMES: [[&str; 3]; 6] = [
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
@@ -22,26 +22,26 @@ const NAMES: [[&str; 3]; 6] = [
     ["<PRE>", "<SUF>", "<MID>"],
     ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
 ];
-/// The token that stands before the name of a file.
+/// Names of the token before the name of a file.
 const FILE: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
-/// The token that stands before the name of a repository.
+/// Names of the token before the name of a repository.
 const REPOSITORY: [&str; 2] = ["<|repo_name|>", "<repo_name>"];
-/// What stands before other texts where the vocabulary has no token for that.
+/// Text before other files, if the vocabulary has no token for that.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
-/// A gap, with what is around it.
+/// A gap to fill, with the text around it.
 #[derive(Debug, Default)]
 pub struct Gap {
-    /// What stands before it.
+    /// Text before the gap.
     pub prefix: String,
-    /// What stands behind it.
+    /// Text after the gap.
     pub suffix: String,
-    /// What stands in other files: name and text.
+    /// Context from other files: name and text.
     pub others: Vec<(String, String)>,
 }
 
 impl Gap {
-    /// Bytes of all texts.
+    /// Size of all texts in bytes.
     pub fn bytes(&self) -> usize {
         let others = self
             .others
@@ -50,12 +50,12 @@ impl Gap {
         self.prefix.len() + self.suffix.len() + others.sum::<usize>()
     }
 
-    /// The prompt's ids. CPU-bound: for a blocking thread. `field` is what a refusal calls what
-    /// stands behind the gap.
+    /// The prompt's token ids. CPU-bound: call it on a blocking thread. `field` names the suffix in
+    /// error messages.
     ///
     /// # Errors
-    /// UNIMPLEMENTED where the vocabulary has no tokens for gaps, and INVALID_ARGUMENT for a text
-    /// that cannot be tokenized.
+    /// UNIMPLEMENTED if the vocabulary has no fill-in-the-middle tokens, and
+    /// INVALID_ARGUMENT for a text that cannot be tokenized.
     pub fn encode(&self, field: &str, model: &ChatModel<'_>) -> Result<Vec<u32>, Failure> {
         let tokenizer = model.tokenizer;
         let text = |text: &str| {
@@ -76,8 +76,8 @@ impl Gap {
         })
     }
 
-    /// The ids, by what gives the token of a name and those of a text; nothing where there are no
-    /// tokens for gaps.
+    /// Builds the ids from functions that give a named token and the tokens of a text; `None` if
+    /// the vocabulary has no fill-in-the-middle tokens.
     fn built(
         &self,
         named: &dyn Fn(&str) -> Option<u32>,
@@ -123,7 +123,7 @@ impl Gap {
     }
 }
 
-/// The token of this name, if the vocabulary has it as one that no text writes.
+/// The control token of this name, if the vocabulary has it.
 pub(crate) fn named(tokenizer: &Tokenizer, name: &str) -> Option<u32> {
     let ids = tokenizer.encode(name, false, true).ok()?;
     match ids[..] {

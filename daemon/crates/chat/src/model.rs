@@ -1,4 +1,4 @@
-//! What a chat needs to know of the model that continues it.
+//! The properties of a model that its chats depend on.
 
 use rocmforge_tokenizer::{ChatTemplate, Tokenizer};
 use rocmforge_vision::Rules;
@@ -20,7 +20,7 @@ pub struct ChatModel<'a> {
     pub tower: Option<Tower<'a>>,
 }
 
-/// What a prompt needs to know of a vision tower.
+/// The properties of a vision tower that prompts depend on.
 #[derive(Debug, Clone, Copy)]
 pub struct Tower<'a> {
     /// Type of the projector, as its file names it.
@@ -30,7 +30,7 @@ pub struct Tower<'a> {
 }
 
 impl<'a> ChatModel<'a> {
-    /// Source text of the chat template, if there is one that can be used.
+    /// Source text of the chat template, if there is a usable one.
     pub fn template_source(&self) -> Option<&'a str> {
         self.template.and_then(|template| template.source().ok())
     }

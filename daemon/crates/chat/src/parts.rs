@@ -1,8 +1,7 @@
-//! A model's text, taken apart into what it thinks, what it says and what it calls.
+//! Splits a model's output into reasoning, text and tool calls.
 //!
-//! Two ways of writing are known: text with marks around thoughts and calls ([`marks`]), and
-//! messages with headers ([`messages`]). Which one, and which marks, tells the model's chat
-//! template.
+//! Two formats are known: text with marks around reasoning and calls ([`marks`]), and messages with
+//! headers ([`messages`]). The model's chat template determines which one, and which marks.
 
 mod arguments;
 mod block;
@@ -14,23 +13,23 @@ mod written;
 
 use crate::tool_calls::ToolCall;
 
-/// Longest call; what is longer is text, where nothing of it was told.
+/// Maximum length of a tool call in bytes; a longer one counts as text, if no part of it was sent.
 const CALL_MAX_BYTES: usize = 1 << 20;
 
-/// A part of an answer.
+/// A part of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// What the model thinks.
+    /// Reasoning of the model.
     Reasoning(String),
     /// Text of the message.
     Text(String),
     /// A tool call. Unless calls are given whole, more of its arguments may follow.
     Call(ToolCall),
-    /// More of the arguments of the call before; never where calls are given whole.
+    /// More of the preceding call's arguments; never if calls are given whole.
     Arguments(String),
 }
 
-/// Parts of one kind in a row, as one.
+/// Joins consecutive parts of one kind.
 pub fn joined(parts: Vec<Part>) -> Vec<Part> {
     let mut whole: Vec<Part> = Vec::new();
     for part in parts {

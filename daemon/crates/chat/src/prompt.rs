@@ -1,4 +1,4 @@
-//! From what a client wrote to the token ids of a request, within the room that its context has.
+//! Converts a request's prompt to token ids, within the context length.
 
 mod room;
 
@@ -12,7 +12,7 @@ use crate::tail::Tail;
 use crate::tool_calls::forms::Headers;
 pub use room::{Lengths, Room};
 
-/// What renders templates, and tells whether nobody waits for the prompt any more.
+/// The renderer of templates, and a function that returns whether the prompt is no longer wanted.
 pub type Rendering<'a> = (&'a Renderer, &'a dyn Fn() -> bool);
 
 /// The prompt of a request before tokenization: text, token ids or a conversation.
@@ -22,9 +22,9 @@ pub enum Prompt {
     Text {
         /// The text.
         text: String,
-        /// Put before it what the vocabulary puts before every text.
+        /// Whether to add the tokens that the vocabulary puts before every text.
         add_special: bool,
-        /// Names of control tokens in it are these tokens.
+        /// Whether names of control tokens in the text become these tokens.
         parse_special: bool,
     },
     /// Token ids, which were checked against the vocabulary.
@@ -33,22 +33,22 @@ pub enum Prompt {
     Chat(Chat),
 }
 
-/// A prompt as ids.
+/// A tokenized prompt.
 #[derive(Debug, Default)]
 pub struct Encoded {
     /// The ids.
     pub ids: Vec<u32>,
-    /// How a rendered chat ends.
+    /// The end of the rendered chat.
     pub tail: Tail,
     /// The images that are among the ids, in the order of their places.
     pub images: Vec<UnreadImage>,
 }
 
 impl Encoded {
-    /// The ids of a prompt without images, for what takes none.
+    /// The ids of a prompt that must not have images.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where there are images; `field` is what it calls the prompt.
+    /// INVALID_ARGUMENT if there are images; `field` names the prompt in the message.
     pub fn without_images(self, field: &str) -> Result<Vec<u32>, Failure> {
         match self.images.len() {
             0 => Ok(self.ids),
@@ -62,13 +62,13 @@ impl Encoded {
     }
 }
 
-/// Longest text in bytes whose tokens are all counted where they are too many, so that a client
-/// learns by how much to shorten it. Of a longer one the count is where the tokenizer gave up.
+/// Maximum length in bytes of a too long text whose tokens are all counted, so that the error tells
+/// a client how much to shorten it. For a longer text the count stops where the tokenizer gave up.
 const COUNTED_MAX_BYTES: usize = 2 << 20;
 
 impl Prompt {
-    /// A conversation for a model. Where that reads text only, its images are left out, so that
-    /// they count for nothing.
+    /// A prompt from a conversation. If the model reads text only, images are removed, so that they
+    /// do not count.
     pub fn chat(mut chat: Chat, model: &ChatModel<'_>) -> Self {
         if model.tower.is_none() {
             chat.leave_images_out();
@@ -94,12 +94,12 @@ impl Prompt {
         }
     }
 
-    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking
-    /// thread. A chat needs what renders its template. `field` is what a refusal calls it.
+    /// Tokenizes the prompt, to at most `room` ids, if given. CPU-bound: call it on a blocking
+    /// thread. A chat needs `templates` to be rendered. `field` names the prompt in error messages.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where there is no room or the template refuses, FAILED_PRECONDITION for an
-    /// unusable template.
+    /// INVALID_ARGUMENT if it is too long or the template rejects it, FAILED_PRECONDITION
+    /// for an unusable template.
     pub fn encode(
         self,
         field: &str,
@@ -155,17 +155,17 @@ impl Prompt {
     }
 }
 
-/// The ids of a chat.
+/// The ids of a rendered chat.
 struct OfChat {
     ids: Result<Vec<u32>, TokenizerError>,
-    /// How many they are, where there is no room for them and that was counted.
+    /// The number of all ids, if there are too many and they were counted.
     n_all: Option<usize>,
     tail: Tail,
     images: Vec<UnreadImage>,
 }
 
-/// The ids of a chat with those of its images, at most `most`; where its text has more, they are
-/// counted if `counts` of its bytes says so.
+/// Tokenizes a chat with its images to at most `most` ids; if there are more, they are counted if
+/// `counts` returns true for the text's bytes.
 fn encode_chat(
     mut chat: Chat,
     field: &str,
@@ -211,7 +211,8 @@ fn is_too_long(encoded: &Result<Vec<u32>, TokenizerError>) -> bool {
 }
 
 impl Prompt {
-    /// The text that it stands for, and its ids, however many. CPU-bound: for a blocking thread.
+    /// The rendered text of the prompt, and its ids, however many. CPU-bound: call it on a blocking
+    /// thread.
     ///
     /// # Errors
     /// As [`Prompt::encode`].
@@ -246,7 +247,7 @@ impl Prompt {
     }
 }
 
-/// A chat, as it is given to the model.
+/// Renders a chat as the model gets it, adapted to its template if necessary.
 fn rendered(
     chat: &Chat,
     field: &str,
@@ -258,7 +259,7 @@ fn rendered(
     Ok(rendered)
 }
 
-/// A chat, as the model's template has it.
+/// Renders a chat with the model's template.
 fn by_template(
     chat: &Chat,
     field: &str,
@@ -305,8 +306,8 @@ fn by_template(
     outcome.map_err(|error| from_template(field, model, &error))
 }
 
-/// The first ids of a list. What a vocabulary puts behind every text stays there: vectors may be
-/// made of it.
+/// The first `most` ids of a list. Tokens that the vocabulary puts at the end of every text stay
+/// there, since embeddings may be pooled from them.
 fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
     if ids.len() <= most {
         return ids;
@@ -319,7 +320,7 @@ fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
     ids
 }
 
-/// Where a model is given a template.
+/// Text for error messages: where a template can be configured for a model.
 const TEMPLATE_SETTING: &str = "(`template` of [[model]], a file or a name such as chatml)";
 
 /// FAILED_PRECONDITION: the model cannot chat.
@@ -343,8 +344,8 @@ pub fn no_template(model: &ChatModel<'_>) -> Failure {
     )
 }
 
-/// What a chat fails with whose template gave no text: the template's own words are about the
-/// messages; that it does not parse, crashes or takes too much is about the model.
+/// Converts an error of rendering a chat: messages of the template concern the request; a template
+/// that does not parse, crashes or takes too much concerns the model.
 fn from_template(field: &str, model: &ChatModel<'_>, error: &TokenizerError) -> Failure {
     match error {
         TokenizerError::Renderer { error: cause, .. } => {

@@ -1,4 +1,4 @@
-//! Reasoning in front of what an output is held to, and its budget.
+//! Reasoning before a constrained output, and its budget.
 //!
 //! | the prompt | the output |
 //! |---|---|
@@ -15,35 +15,38 @@ use rocmforge_grammar::Reasoning;
 use crate::tail::Tail;
 use crate::tool_calls::forms::{Headers, Thinking};
 
-/// What is said in front of the mark that closes reasoning whose budget is used up.
+/// Text that is inserted before the mark that closes reasoning when its budget is used up.
 const CLOSING: &str = "\n\nThe reasoning budget is used up, so the answer follows now.\n";
-/// Tokens that a default budget leaves for what is held, at least, where there is room for twice as
-/// many.
+/// Minimum number of tokens that a default reasoning budget leaves for the constrained output, if
+/// there is room for twice as many.
 const LEFT_MIN: u32 = 512;
 
-/// What a request says about reasoning.
+/// A request's options for reasoning.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// The output is a message of a chat that is taken apart.
+    /// Whether the output is a chat message that is split into parts.
     pub is_chat: bool,
     /// Whether reasoning is switched off.
     pub is_off: bool,
-    /// Most tokens of it; without, as many as leave room for what is held.
+    /// Maximum number of reasoning tokens; `None` allows as many as leave room for the constrained
+    /// output.
     pub budget: Option<u32>,
-    /// Ends it at once, when it is set.
+    /// Flag that ends reasoning at once when it is set.
     pub end: Option<Arc<AtomicBool>>,
-    /// The header of a message that calls, where a call is forced: behind it the call is held.
+    /// The header of a message that calls a tool, if a call is forced: the constraint applies after
+    /// it.
     pub call: Option<String>,
 }
 
-/// Tokens that a default budget leaves for what is held, of `room` for all: a quarter, but at least
-/// 512 tokens or a half.
+/// Number of tokens that a default reasoning budget leaves for the constrained output, of `room`
+/// for all: a quarter, but at least 512 or half.
 fn left_of(room: u32) -> u32 {
     (room / 4).max(LEFT_MIN.min(room / 2))
 }
 
-/// Bounds reasoning so that it leaves room for what closes it, and for what is held behind that.
-/// `count` says how many tokens a text has. Where there is little room, only the marks close it.
+/// Limits reasoning so that room is left for the text that closes it, and for the constrained
+/// output. `count` returns the number of a text's tokens. If there is little room, only the closing
+/// marks are used.
 pub fn fit(reasoning: &mut Reasoning, room: u32, count: impl Fn(&str) -> u32) {
     let left = left_of(room);
     let mut closing = count(&reasoning.closing);
@@ -58,8 +61,8 @@ pub fn fit(reasoning: &mut Reasoning, room: u32, count: impl Fn(&str) -> u32) {
 }
 
 impl Plan {
-    /// The reasoning that may come first; nothing where none may. `holds` says that what follows it
-    /// is held from its beginning.
+    /// The reasoning that may come first; `None` if there may be none. `holds` says that the output
+    /// after it is constrained from its beginning.
     pub fn reasoning(
         &self,
         source: &str,
@@ -72,7 +75,7 @@ impl Plan {
         Some(reasoning)
     }
 
-    /// Whether it is bounded where nothing is held behind it.
+    /// Whether reasoning is limited although the output after it is not constrained.
     pub fn is_bounded(&self) -> bool {
         self.budget.is_some() || self.end.is_some()
     }
@@ -149,7 +152,7 @@ impl Plan {
     }
 }
 
-/// The first message of reasoning, where nothing is held behind it.
+/// Reasoning as the first message of several, without a constraint after it.
 fn in_headers(headers: Headers, budget: Option<u32>) -> Reasoning {
     let (opens, close) = match headers {
         Headers::Channels => ("<|channel|>analysis<|message|>", "<|end|>"),

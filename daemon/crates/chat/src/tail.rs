@@ -1,26 +1,26 @@
-//! The end of a rendered chat, by which the beginning of an answer is read.
+//! The end of a rendered chat, which determines how the output's beginning is parsed.
 
 use rocmforge_tokenizer::Ending;
 
 use crate::tool_calls::headers::{self, Fit};
 
-/// Most bytes of [`Tail::text`], beside a header.
+/// Maximum length of [`Tail::text`] in bytes, without a header.
 pub const TAIL_MAX_BYTES: usize = 64;
 
 /// The end of a rendered chat.
 #[derive(Debug, Clone, Default)]
 pub struct Tail {
-    /// The end of the prompt without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it says
-    /// whether the answer begins inside of something that the template has opened. Where messages
-    /// have headers, the last of them is in front of it.
+    /// The end of the prompt without trailing white space, at most [`TAIL_MAX_BYTES`] bytes: it
+    /// shows whether the output begins inside of something that the template has opened. For
+    /// formats with headers it begins with the last header.
     pub text: String,
-    /// Whether the tail is the middle of a message that the answer goes on with, however long that
-    /// is.
+    /// Whether the prompt ends in the middle of a message that the output continues, however long
+    /// that is.
     pub continues: bool,
 }
 
 impl Tail {
-    /// The tail of a rendered chat.
+    /// Takes the end of a rendered chat.
     pub fn of(text: &str, with_headers: bool, ending: Ending) -> Self {
         Self {
             text: tail_of(text, with_headers),
@@ -29,7 +29,7 @@ impl Tail {
     }
 }
 
-/// See [`Tail::text`].
+/// The text for [`Tail::text`].
 fn tail_of(text: &str, with_headers: bool) -> String {
     let text = text.trim_end();
     let mut from = text.len().saturating_sub(TAIL_MAX_BYTES);

@@ -21,17 +21,17 @@ mod typed;
 
 use serde_json::{Map, Value, json};
 
-/// A call that the model made.
+/// A tool call that the model made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The tool.
+    /// Name of the called tool.
     pub name: String,
-    /// An object, as JSON text.
+    /// The arguments: a JSON object as text.
     pub arguments: String,
 }
 
 impl ToolCall {
-    /// The call as a text, for whoever is told of calls only with an object of arguments.
+    /// The call as plain text, for clients that accept only calls with an object of arguments.
     pub fn as_text(&self) -> String {
         let Self { name, arguments } = self;
         // What is cut stays cut.
@@ -41,27 +41,27 @@ impl ToolCall {
     }
 }
 
-/// What a request says of tools, in OpenAI's shape.
+/// A request's tools, in OpenAI's format.
 #[derive(Debug, Clone, Default)]
 pub struct Tools {
-    /// `{"type": "function", "function": {...}}` each.
+    /// Description of each tool: `{"type": "function", "function": {...}}`.
     pub described: Vec<Value>,
-    /// Only the first call of an answer counts.
+    /// Whether only the first call of an output counts (`parallel_tool_calls` is false).
     pub single: bool,
-    /// The answer is a call: of any of them, or of the one with this name.
+    /// The call that the output has to be, if one is forced.
     pub forced: Option<Forced>,
 }
 
-/// Which tool has to be called.
+/// Which tool the output has to call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Forced {
-    /// Whichever.
+    /// Any of the request's tools.
     Any,
-    /// The one of this name.
+    /// The tool with this name.
     Named(String),
 }
 
-/// A tool in OpenAI's shape, from its parts.
+/// A tool in OpenAI's format, made of its parts.
 pub fn described(name: &str, description: Option<&str>, parameters: &Value) -> Value {
     json!({"type": "function", "function": {
         "name": name,
@@ -70,7 +70,7 @@ pub fn described(name: &str, description: Option<&str>, parameters: &Value) -> V
     }})
 }
 
-/// Tells the model's side of a tool what the request's says of `strict`.
+/// Copies `strict` from the request's tool to the description for the model.
 pub fn keep_strict(said: &Value, tool: &mut Value) {
     if said["strict"] == true {
         tool["function"]["strict"] = true.into();

@@ -1,5 +1,5 @@
-//! The tools of a request: their checks, and what an output with tools is held to. How models write
-//! calls is in [`crate::tool_calls`].
+//! Checks of a request's tools, and the constraint of an output with tools. How models write calls
+//! is in [`crate::tool_calls`].
 
 use rocmforge_failure::{self as failure, Failure};
 use rocmforge_grammar::{Grammar, Piece, Trigger};
@@ -15,7 +15,7 @@ use crate::tool_calls::{Forced, Tools};
 /// Maximum number of tools of a request.
 pub const TOOLS_MAX: usize = 512;
 
-/// Checks tools in OpenAI's shape. `choice` is `tool_choice`, whose `none` leaves them out.
+/// Checks tools in OpenAI's format. `choice` is `tool_choice`; for `none` the tools are dropped.
 ///
 /// # Errors
 /// INVALID_ARGUMENT and UNIMPLEMENTED with the field.
@@ -27,9 +27,10 @@ pub fn checked(
     checked_as("tool_choice", tools, choice, parallel)
 }
 
-/// As [`checked`], for who calls the choice something else.
+/// As [`checked`], with another name for the field `tool_choice`.
 ///
 /// # Errors
+///
 /// As [`checked`].
 pub fn checked_as(
     field: &str,
@@ -78,7 +79,7 @@ pub fn checked_as(
     })
 }
 
-/// Why the tool at a place, of this type, is none that can be called.
+/// The failure for a tool at index `at` that is not a function.
 pub fn no_function(at: usize, kind: &Value) -> Failure {
     let field = format!("tools[{at}].type");
     match kind {
@@ -90,8 +91,8 @@ pub fn no_function(at: usize, kind: &Value) -> Failure {
     }
 }
 
-/// The names of the tools that a choice of OpenAI's allows, and what it says of these. Chat
-/// completions have both one level deeper than responses.
+/// The names of tools that `tool_choice` allows, and its mode. In chat completions both are nested
+/// one level deeper than in responses.
 fn allowed_by(choice: &Value) -> (Option<Vec<Value>>, Option<&Value>) {
     if choice["type"] != "allowed_tools" {
         return (None, None);
@@ -107,8 +108,8 @@ fn allowed_by(choice: &Value) -> (Option<Vec<Value>>, Option<&Value>) {
     )
 }
 
-/// The choice that forces a call: "required" or Anthropic's `{"type": "any"}`; or a function by its
-/// name, in the shape of either of OpenAI's routes or of Anthropic's.
+/// The forced call of a `tool_choice`: "required" or Anthropic's `{"type": "any"}`, or a function
+/// by name in the format of OpenAI's or Anthropic's APIs.
 fn forced_by(field: &str, choice: &Value, described: &[Value]) -> Result<Forced, Failure> {
     let refuse = |message: &str| Err(failure::invalid(field, message));
     if described.is_empty() {
@@ -138,7 +139,7 @@ fn forced_by(field: &str, choice: &Value, described: &[Value]) -> Result<Forced,
     }
 }
 
-/// The tool that has to be called; the first one where any has to be.
+/// The name of the tool that has to be called; the first tool's if any may be.
 pub fn forced_name(tools: &Tools) -> Option<&str> {
     match tools.forced.as_ref()? {
         Forced::Named(name) => Some(name),
@@ -146,11 +147,11 @@ pub fn forced_name(tools: &Tools) -> Option<&str> {
     }
 }
 
-/// What an output with these tools is held to: calls where they are forced, calls or the format
-/// where there is one, and the calls of strict tools from their mark on.
+/// The constraint of an output with these tools: forced calls, calls or the request's format, and
+/// calls of strict tools from their mark on.
 ///
 /// # Errors
-/// Where the format does not go with tools, or calls cannot be held.
+/// The format cannot be combined with tools, or the model's calls cannot be constrained.
 pub fn format(
     tools: &Tools,
     format: Option<Format>,
@@ -226,7 +227,7 @@ pub fn format(
     Ok((Some(Format::new(Grammar::Written(held), field)), None))
 }
 
-/// The schema of what an output may be instead of calls.
+/// The JSON schema of an output that may come instead of calls.
 fn instead_of_calls(
     forced: Option<&Forced>,
     grammar: Option<Grammar>,
@@ -247,10 +248,7 @@ fn instead_of_calls(
     }
 }
 
-/// Refuses tools for a model whose calls would not be recognised.
-///
-/// # Errors
-/// UNIMPLEMENTED with the field.
+/// Rejects tools for a model whose calls would not be recognized.
 pub fn check_model(tools: &Tools, model: &ChatModel<'_>) -> Result<(), Failure> {
     let knows = || model.template_source().is_some_and(forms::reads);
     if tools.described.is_empty() || knows() {

@@ -1,9 +1,9 @@
-//! Replies on their way out, over gRPC and over HTTP.
+//! Replies that are being sent, over gRPC and HTTP.
 //!
 //! The transport takes a frame of a reply, and comes for the next when that one has been sent as
 //! far as the client lets it. A client that does not read makes it never come. What the reply then
-//! holds (a generation with its place and its KV, or megabytes of encoded answer) is let go by
-//! [`Replies::watch`], with its count; the client finds out where it reads on.
+//! holds (a generation with its place and its KV, or megabytes of encoded answer) is freed by
+//! [`Replies::watch`], with its count; the client learns of it when it reads on.
 //!
 //! ```text
 //!            taken: a frame              taken again: nothing there yet
@@ -15,9 +15,9 @@
 //!                               +------------------------------------------------+
 //! ```
 //!
-//! *Invariant:* what an ended reply still holds is what the transport had taken of it: of a large
-//! frame copies of [`PIECE_BYTES`] each, which are counted for as long as they are there (tests
-//! below). The transport lets go of them when the client reads, or when the connection ends.
+//! *Invariant:* an ended reply only holds what the transport had taken of it: of a large frame
+//! copies of [`PIECE_BYTES`] each, which are counted for as long as they are there (tests below).
+//! The transport frees them when the client reads, or when the connection ends.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,30 +32,31 @@ use rocmforge_service::sum::{Held, Sum};
 
 use crate::peer::{Call, Peer};
 
-/// How long a reply may be unread.
+/// Maximum time for which a reply may be unread.
 pub const UNREAD_MAX: Duration = Duration::from_secs(60);
-/// How long a reply may be unread while memory for replies is short.
+/// Maximum time for which a reply may be unread while memory for replies is short.
 const UNREAD_WHILE_SHORT: Duration = Duration::from_secs(10);
-/// Frames above this are counted, and handed out in copies of so many bytes: a piece that shared
-/// the frame's memory would keep all of it.
+/// Frames larger than this are counted, and passed on in copies of this many bytes: a slice that
+/// shares the frame's memory would keep all of it.
 const PIECE_BYTES: usize = 16 << 10;
-/// How long other requests have to wait before an unread reply is ended for them.
+/// How long other requests have to wait before an unread reply is ended for their sake.
 const OTHERS_WAIT_MIN: Duration = Duration::from_secs(5);
-/// How often unread replies are looked for.
+/// Interval of checks for unread replies.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 
 /// Rule by which unread replies are ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// How long it may be unread, while there is room.
+    /// Maximum time for which a reply may be unread while there is memory for replies.
     pub unread_max: Duration,
-    /// Whether only while others wait, for the engine or for room.
+    /// Whether unread replies are ended only while other requests wait, for the engine or for
+    /// memory.
     pub only_while_others_wait: bool,
-    /// Whether nothing else is under way on its connection, which ends with it.
+    /// Whether the connection carries nothing else and ends with the reply.
     pub ends_connection: bool,
 }
 
-/// The replies that are being sent.
+/// All replies that are being sent.
 #[derive(Debug)]
 pub struct Replies {
     sum: Arc<Sum>,
@@ -68,13 +69,13 @@ struct Open {
     replies: HashMap<u64, Weak<dyn Watched>>,
 }
 
-/// A reply, as the watch sees it.
+/// A reply, as the periodic check sees it.
 trait Watched: Send + Sync {
-    /// Ends it if it is unread for too long.
+    /// Ends the reply if it has been unread for too long.
     fn look(&self, now: Instant, others_wait: bool);
 }
 
-/// A reply, shared by the transport that takes it and the watch that may end it.
+/// State of a reply, shared by the transport that sends it and the check that may end it.
 struct Reply<B> {
     sum: Arc<Sum>,
     rule: Rule,
@@ -83,35 +84,35 @@ struct Reply<B> {
 }
 
 struct State<B> {
-    /// The handler's body, and the call that it keeps under way; `None` once ended.
+    /// The handler's body, and the call that it belongs to; `None` once the reply has ended.
     body: Option<(B, Call)>,
-    /// The part of a large frame that was not handed to the transport yet.
+    /// The part of a large frame that was not passed to the transport yet.
     rest: Bytes,
-    /// Counts that frame until the body makes another: it may share the frame's memory.
+    /// Counts the large frame until the body makes another one, which may share its memory.
     held: Held,
-    /// When the transport last took a frame; `None` while the handler is waited for.
+    /// Time at which the transport last took a frame; `None` while the handler is waited for.
     unread_since: Option<Instant>,
-    /// How the reply ended, to be reported to its client.
+    /// How the reply ended, until the transport takes it.
     end: Option<Ended>,
 }
 
 /// A reply that was ended because its client did not read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// How long it may be unread.
+    /// The time for which the reply was unread.
     pub unread_max: Duration,
-    /// Whether what was sent ends inside of a frame, or of a message of several.
+    /// Whether what was sent ends inside of a frame, or of a message that spans several.
     pub inside: bool,
 }
 
-/// What the transport gets.
+/// What the transport takes from a reply.
 #[derive(Debug)]
 pub enum Taken<E> {
-    /// More of the reply.
+    /// The next frame of the reply.
     Frame(Frame<Bytes>),
     /// The handler's body failed.
     Failed(E),
-    /// Once, and nothing behind it.
+    /// The reply was ended; returned once, and nothing follows.
     Ended(Ended),
 }
 
@@ -124,7 +125,7 @@ impl Replies {
         })
     }
 
-    /// The reply as the transport takes it.
+    /// Wraps the body of a reply for the transport.
     pub fn wrap<B>(self: &Arc<Self>, body: B, rule: Rule, call: Call) -> Outgoing<B>
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -157,7 +158,7 @@ impl Replies {
         }
     }
 
-    /// Ends replies that are unread for too long, for as long as it is polled.
+    /// Ends replies that are unread for too long; runs for as long as it is polled.
     pub async fn watch(&self, others_wait: impl Fn() -> bool) {
         let mut waiting_since: Option<Instant> = None;
         loop {
@@ -235,7 +236,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The transport's end of a reply.
+/// The body of a reply as the transport takes it.
 pub struct Outgoing<B> {
     replies: Arc<Replies>,
     id: u64,
@@ -249,7 +250,7 @@ impl<B> Drop for Outgoing<B> {
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
-    /// The next of the reply, as the transport takes it.
+    /// Polls for the next item of the reply.
     pub fn poll_taken(&self, cx: &mut Context<'_>) -> Poll<Option<Taken<B::Error>>> {
         let mut state = lock(&self.reply.state);
         if let Some(piece) = self.piece(&mut state) {
@@ -284,7 +285,7 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
         Poll::Ready(Some(Taken::Frame(frame)))
     }
 
-    /// The next piece of a large frame.
+    /// The next copied piece of a large frame.
     fn piece(&self, state: &mut State<B>) -> Option<Frame<Bytes>> {
         if state.rest.is_empty() {
             return None;
@@ -305,7 +306,7 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
         })))
     }
 
-    /// Whether nothing more comes.
+    /// Whether no more data follows.
     pub fn is_end_stream(&self) -> bool {
         let state = lock(&self.reply.state);
         match &state.body {
@@ -314,7 +315,7 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
         }
     }
 
-    /// How many bytes are still to come.
+    /// Number of bytes that are still to come, if known.
     pub fn size_hint(&self) -> SizeHint {
         let state = lock(&self.reply.state);
         let Some((body, _)) = &state.body else {
@@ -330,7 +331,7 @@ impl<B: Body<Data = Bytes> + Unpin> Outgoing<B> {
     }
 }
 
-/// Bytes that are counted until the last copy is dropped.
+/// Bytes of memory that are counted until the last copy is dropped.
 struct Counted {
     data: Box<[u8]>,
     _held: Held,

@@ -1,4 +1,4 @@
-//! What runs where: connections and the streams on them on one thread, handlers on others.
+//! The tokio runtimes: connections and their streams run on one thread, handlers on others.
 //!
 //! A streamed token is little work. Where several threads may do it, waking and asking one another
 //! costs more than the token does; so one thread alone serves the sockets, and what takes longer (a
@@ -11,18 +11,18 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinHandle};
 
-/// Where connections and where handlers run. They may be the same.
+/// The runtimes of connections and of handlers, which may be the same.
 #[derive(Debug, Clone)]
 pub struct Runtimes {
-    /// Connections, and what makes the events of their streams.
+    /// Runtime of connections and of the events on their streams.
     pub sockets: Handle,
-    /// What makes answers of requests.
+    /// Runtime of request handlers.
     pub handlers: Handle,
 }
 
 impl Runtimes {
-    /// What `work` gives, done where handlers run. Dropping the future ends the work at its next
-    /// wait.
+    /// Runs `work` on the handlers' runtime and returns its result. Dropping the future ends the
+    /// work at its next wait.
     pub fn handle<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -33,14 +33,14 @@ impl Runtimes {
     }
 }
 
-/// Work that was handed over.
+/// The result of work that runs on the handlers' runtime.
 #[derive(Debug)]
 pub struct Handled<T>(JoinHandle<T>);
 
 impl<T> Future for Handled<T> {
     type Output = T;
 
-    /// Panics where the work did.
+    /// Panics if the work did.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         match Pin::new(&mut self.0).poll(cx) {
             Poll::Ready(Ok(given)) => Poll::Ready(given),

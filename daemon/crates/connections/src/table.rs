@@ -1,4 +1,4 @@
-//! Who is connected, and who makes room when there is none.
+//! The table of connections, and which one is closed when there are too many.
 //!
 //! ```text
 //! fewer than the bound, and the user below their share  -> an ordinary place
@@ -22,12 +22,12 @@ use std::time::Instant;
 use rocmforge_service::arrival::Caller;
 use tokio::sync::oneshot;
 
-/// Reserved places.
+/// Number of reserved places.
 pub(crate) const RESERVE_MAX: usize = 32;
-/// Reserved places that one user may have.
+/// Maximum number of reserved places of one user.
 const RESERVE_SHARE: usize = 8;
 
-/// The connections that are open.
+/// The table of open connections.
 #[derive(Debug)]
 pub struct Table {
     ordinary_max: usize,
@@ -57,7 +57,7 @@ impl Place {
     }
 }
 
-/// A connection's place, which it gives back when it is dropped.
+/// A connection's place in the table, freed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     table: Arc<Table>,
@@ -85,7 +85,7 @@ impl Table {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a new connection of this user, and the word to close it.
+    /// Takes a place for a new connection of this user; the receiver signals that it has to close.
     pub(crate) fn enter(self: &Arc<Self>, caller: Caller) -> (Ticket, oneshot::Receiver<()>) {
         let uid = caller.uid;
         let mut places = self.lock();
@@ -126,8 +126,8 @@ impl Table {
         (ticket, closed)
     }
 
-    /// Closes the connection that was without calls for longest, whoever has
-    /// it. For want of descriptors.
+    /// Closes the connection that has been without calls for longest, of any user, when file
+    /// descriptors are short. Returns whether there was one.
     pub fn close_one(&self) -> bool {
         self.lock().close_idlest(None)
     }
@@ -160,7 +160,8 @@ impl Places {
         self.close_first(|place| place.counts(true) && uid.is_none_or(|uid| place.uid == uid));
     }
 
-    /// Closes the one of those that has been as it is for longest.
+    /// Closes the connection that has been in its state for longest, among those for which `of` is
+    /// true. Returns whether there was one.
     fn close_first(&mut self, of: impl Fn(&Place) -> bool) -> bool {
         let first = self
             .open
@@ -176,21 +177,21 @@ impl Places {
 }
 
 impl Ticket {
-    /// A call begins.
+    /// Records that a call begins on the connection.
     pub(crate) fn begin(&self) {
         if let Some(place) = self.table.lock().open.get_mut(&self.id) {
             place.calls += 1;
         }
     }
 
-    /// Closes the connection; whether that was still to be done.
+    /// Signals the connection to close. Returns whether it was not signalled before.
     pub(crate) fn close(&self) -> bool {
         let mut places = self.table.lock();
         let close = places.open.get_mut(&self.id).and_then(|p| p.close.take());
         close.is_some_and(|close| close.send(()).is_ok())
     }
 
-    /// A call ended.
+    /// Records that a call on the connection ended.
     pub(crate) fn end(&self) {
         if let Some(place) = self.table.lock().open.get_mut(&self.id) {
             place.calls = place.calls.saturating_sub(1);

@@ -1,7 +1,6 @@
 //! Kinds of failures, one for each thing that a client can do about them.
 
-/// What kind of failure it is: who has to act on it, and whether trying again helps. The names are
-/// gRPC's.
+/// Kind of a failure: it says who has to act, and whether trying again helps. The names are gRPC's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The request can never work as it is.
@@ -10,7 +9,7 @@ pub enum Kind {
     Unimplemented,
     /// The request names something that does not exist.
     NotFound,
-    /// The name is taken.
+    /// The name in the request is taken.
     AlreadyExists,
     /// The client lacks the permission.
     PermissionDenied,
@@ -18,17 +17,17 @@ pub enum Kind {
     Unauthenticated,
     /// The present state does not allow it, and waiting alone does not help.
     FailedPrecondition,
-    /// Full now; later it may work.
+    /// A limit is reached; the request may work later.
     ResourceExhausted,
-    /// The daemon takes no work now.
+    /// The daemon accepts no work now.
     Unavailable,
-    /// A file is not what it was.
+    /// A model file is no longer what it was.
     DataLoss,
-    /// The deadline passed.
+    /// The request's deadline passed.
     DeadlineExceeded,
     /// The client went away.
     Cancelled,
-    /// A bug of the daemon.
+    /// The daemon has a bug.
     Internal,
 }
 

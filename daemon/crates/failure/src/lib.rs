@@ -1,10 +1,10 @@
-//! Why something is not done: one reason a cause, with the fields, names and numbers that programs
-//! read.
+//! Failures of requests: one reason for each cause, with the fields, names and numbers that
+//! programs read.
 //!
-//! Every way of asking (gRPC, HTTP) puts a [`Failure`] into its own words on the wire. The type,
-//! its reasons and what several crates say by it are here; what one crate alone refuses is in that
-//! crate's `refusals`. Messages are cut to [`MESSAGE_MAX_BYTES`], texts of details to half of it,
-//! since they travel as headers and a client refuses headers above 16 KiB.
+//! Each protocol (gRPC, HTTP) converts a [`Failure`] to its own format. The type, its reasons and
+//! failures that several crates use are here; failures of one crate are in that crate's `refusals`.
+//! Messages are cut to [`MESSAGE_MAX_BYTES`], texts of details to half of it, since they travel as
+//! headers and a client refuses headers above 16 KiB.
 
 #![forbid(unsafe_code)]
 
@@ -20,21 +20,22 @@ pub use self::kind::Kind;
 pub use self::reason::Reason;
 pub use self::violations::Violations;
 
-/// Longest message of a failure, in bytes.
+/// Maximum length of a failure's message, in bytes.
 pub const MESSAGE_MAX_BYTES: usize = 1024;
-/// Longest text inside of a detail, in bytes.
+/// Maximum length of a text in a detail, in bytes.
 const DETAIL_MAX_BYTES: usize = 512;
-/// Most field violations that one failure lists.
+/// Maximum number of field violations in one failure.
 const VIOLATIONS_MAX: usize = 8;
-/// When to come back while a drain goes on: a new daemon is up by then.
+/// Delay after which a client should retry while the daemon drains: a new one has started by then.
 const DRAIN_RETRY: Duration = Duration::from_secs(2);
-/// When to ask again for a chat whose renderers were killed.
+/// Delay after which a client should retry a chat whose renderers were killed.
 const RENDERER_RETRY: Duration = Duration::from_secs(1);
 
-/// What a failure is about.
+/// The thing that a failure concerns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// Kind of the subject, such as `model` or `file`; of a precondition its reason, or `DEVICE`.
+    /// Kind of the subject, such as `model` or `file`; for a precondition the failure's reason, or
+    /// `DEVICE`.
     pub kind: String,
     /// The subject's name.
     pub name: String,
@@ -50,7 +51,8 @@ pub struct Failure(Box<Told>);
 struct Told {
     reason: Reason,
     message: String,
-    /// Where in the message a parameter of requests is named, and its name over gRPC.
+    /// Byte range of the message in which a request parameter is named, and the parameter's name
+    /// over gRPC.
     parameter: Option<(Range<usize>, &'static str)>,
     metadata: BTreeMap<String, String>,
     fields: Vec<(String, String)>,
@@ -60,7 +62,7 @@ struct Told {
 }
 
 impl Failure {
-    /// A failure without a message.
+    /// A failure with this reason, without a message.
     pub fn new(reason: Reason) -> Self {
         Self(Box::new(Told {
             reason,
@@ -84,12 +86,12 @@ impl Failure {
         self.0.reason
     }
 
-    /// What is wrong and what to do, to be shown to users.
+    /// The message for users: what is wrong, and what to do.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The message with the parameters of requests as `name` calls them.
+    /// The message, with request parameters renamed by `name`.
     pub fn message_naming(&self, name: impl FnOnce(&str) -> String) -> String {
         let mut message = self.0.message.clone();
         if let Some((range, parameter)) = &self.0.parameter {
@@ -103,7 +105,7 @@ impl Failure {
         &self.0.metadata
     }
 
-    /// The fields of the request that are at fault, each with what is wrong.
+    /// Invalid fields of the request, each with what is wrong.
     pub fn fields(&self) -> &[(String, String)] {
         &self.0.fields
     }
@@ -113,7 +115,7 @@ impl Failure {
         self.0.resource.as_ref()
     }
 
-    /// What would have to hold.
+    /// The condition that is not met.
     pub fn precondition(&self) -> Option<&Subject> {
         self.0.precondition.as_ref()
     }
@@ -123,7 +125,7 @@ impl Failure {
         self.0.retry_after
     }
 
-    /// With a name or a number of the message, for programs.
+    /// Adds a name or number of the message, for programs.
     pub fn with(mut self, key: &str, value: impl AsRef<str>) -> Self {
         self.0
             .metadata
@@ -131,39 +133,40 @@ impl Failure {
         self
     }
 
-    /// With a field of the request that is at fault, and what is wrong with it.
+    /// Adds an invalid field of the request, and what is wrong with it.
     pub fn field(mut self, field: &str, message: &str) -> Self {
         let (field, message) = (cut(field, DETAIL_MAX_BYTES), cut(message, DETAIL_MAX_BYTES));
         self.0.fields.push((field, message));
         self
     }
 
-    /// With the thing that is missing or unusable.
+    /// Sets the thing that is missing or unusable.
     pub fn about(mut self, kind: &str, name: &str, message: &str) -> Self {
         self.0.resource = Some(subject(kind, name, message));
         self
     }
 
-    /// With what would have to hold.
+    /// Sets the condition that is not met.
     pub fn requires(mut self, kind: &str, name: &str, message: &str) -> Self {
         self.0.precondition = Some(subject(kind, name, message));
         self
     }
 
-    /// With the delay after which the request may be sent again.
+    /// Sets the delay after which the request may be sent again.
     pub fn retry(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);
         self
     }
 
-    /// With the message, which replaces an earlier one.
+    /// Sets the message, replacing an earlier one.
     pub fn says(mut self, message: &str) -> Self {
         self.0.message = cut(message, MESSAGE_MAX_BYTES);
         self.0.parameter = None;
         self
     }
 
-    /// A message that names a parameter of requests, which other interfaces call otherwise.
+    /// Sets a message that names a request parameter between `before` and `after`; protocols may
+    /// rename it.
     fn says_naming(self, before: &str, parameter: &'static str, after: &str) -> Self {
         let range = before.len()..before.len() + parameter.len();
         let whole = format!("{before}{parameter}{after}");
@@ -182,12 +185,12 @@ fn subject(kind: &str, name: &str, message: &str) -> Subject {
     }
 }
 
-/// INVALID_ARGUMENT for one field.
+/// INVALID_ARGUMENT: one field is invalid.
 pub fn invalid(field: &str, message: &str) -> Failure {
     invalid_all(&[(field.to_owned(), message.to_owned())])
 }
 
-/// INVALID_ARGUMENT that lists what is wrong with each field.
+/// INVALID_ARGUMENT: lists what is wrong with each field.
 pub fn invalid_all(violations: &[(String, String)]) -> Failure {
     let mut text = String::new();
     let mut failure = Failure::new(Reason::InvalidField);
@@ -208,7 +211,7 @@ pub fn invalid_all(violations: &[(String, String)]) -> Failure {
     failure.says(&text)
 }
 
-/// FAILED_PRECONDITION about a model.
+/// FAILED_PRECONDITION: a model is not in the required state.
 pub fn model_precondition(reason: Reason, model: &str, message: &str) -> Failure {
     Failure::new(reason)
         .with("model", model)
@@ -216,7 +219,7 @@ pub fn model_precondition(reason: Reason, model: &str, message: &str) -> Failure
         .says(message)
 }
 
-/// UNIMPLEMENTED, naming the field that asks for it.
+/// UNIMPLEMENTED: a field asks for something that is not supported.
 pub fn unsupported_field(field: &str, message: &str) -> Failure {
     Failure::new(Reason::Unsupported)
         .with("field", field)
@@ -224,14 +227,14 @@ pub fn unsupported_field(field: &str, message: &str) -> Failure {
         .says(&format!("{field}: {message}"))
 }
 
-/// RESOURCE_EXHAUSTED with the delay after which to try again.
+/// RESOURCE_EXHAUSTED, with the delay after which to retry.
 pub fn exhausted(message: &str, retry_after: Duration) -> Failure {
     Failure::new(Reason::FullNow)
         .retry(retry_after)
         .says(message)
 }
 
-/// RESOURCE_EXHAUSTED: the reply was not read.
+/// RESOURCE_EXHAUSTED: the client did not read its reply.
 pub fn unread(unread: Duration) -> Failure {
     Failure::new(Reason::Unread)
         .with("unread_s", unread.as_secs().to_string())
@@ -243,9 +246,9 @@ pub fn unread(unread: Duration) -> Failure {
         ))
 }
 
-/// INVALID_ARGUMENT: a prompt is longer than its context. Programs shorten it when they see this
-/// reason. The numbers are the tokens of the prompt, the most that it may have, and those of the
-/// context. The message may name a parameter that can be raised between its two parts.
+/// INVALID_ARGUMENT: the prompt exceeds the context. Programs shorten it when they see this reason.
+/// The numbers are the prompt's tokens, their maximum, and the context length. The message may name
+/// a parameter that can be raised between its two parts.
 pub fn context_exceeded(
     field: &str,
     (before, parameter, after): (&str, Option<&'static str>, &str),
@@ -264,28 +267,28 @@ pub fn context_exceeded(
     }
 }
 
-/// UNAVAILABLE: the daemon takes no new work.
+/// UNAVAILABLE: the daemon is shutting down and accepts no new work.
 pub fn draining() -> Failure {
     Failure::new(Reason::Draining).retry(DRAIN_RETRY).says(
         "the daemon is ending and takes no new work; retry on a new connection once it runs again",
     )
 }
 
-/// UNAVAILABLE: others kill the processes that render chats.
+/// UNAVAILABLE: another process killed the processes that render chats.
 pub fn renderer_killed(message: &str) -> Failure {
     Failure::new(Reason::RendererKilled)
         .retry(RENDERER_RETRY)
         .says(message)
 }
 
-/// UNAVAILABLE: the engine ended under a request.
+/// UNAVAILABLE: the engine ended while the request was running.
 pub fn engine_gone() -> Failure {
     Failure::new(Reason::NotServing)
         .retry(DRAIN_RETRY)
         .says("the engine ended before the request did; retry on a new connection once the daemon runs again")
 }
 
-/// DEADLINE_EXCEEDED: the request did not arrive whole.
+/// DEADLINE_EXCEEDED: the request's body did not arrive in time.
 pub fn body_late(limit: Duration) -> Failure {
     Failure::new(Reason::RequestTooSlow)
         .with("limit_s", limit.as_secs().to_string())
@@ -305,7 +308,7 @@ pub fn body_too_large(max: usize) -> Failure {
         .says(&message)
 }
 
-/// DEADLINE_EXCEEDED outside of the engine.
+/// DEADLINE_EXCEEDED: the deadline passed outside of the engine.
 pub fn deadline() -> Failure {
     Failure::new(Reason::Deadline)
         .says("the deadline passed before the answer was ready; allow more time")
@@ -318,7 +321,7 @@ pub fn bug(message: &str) -> Failure {
     ))
 }
 
-/// `text`, cut at a character so that it has at most `max` bytes with the mark of the cut.
+/// `text`, cut at a character so that it has at most `max` bytes including the mark of the cut.
 fn cut(text: &str, max: usize) -> String {
     const MARK: &str = "...";
     if text.len() <= max {

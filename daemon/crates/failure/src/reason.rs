@@ -6,25 +6,25 @@ use crate::kind::Kind;
 /// Declares the reasons, each with its kind and its name on the wire.
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $reason:ident: $kind:ident = $name:literal,)+) => {
-        /// Reason of a failure, a machine-readable name.
+        /// The reason of a failure, machine-readable.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Reason {
             $($(#[doc = $doc])+ $reason,)+
         }
 
         impl Reason {
-            /// All of them.
+            /// All reasons.
             pub const ALL: &[Self] = &[$(Self::$reason),+];
 
-            /// Name of the reason in capitals, for programs. Two reasons may have one name, where
-            /// clients do the same about both.
+            /// Name of the reason in capitals, for programs. Two reasons share a name if clients
+            /// handle both the same way.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$reason => $name,)+
                 }
             }
 
-            /// What kind of failure it is.
+            /// Kind of failures with this reason.
             pub fn kind(self) -> Kind {
                 match self {
                     $(Self::$reason => Kind::$kind,)+
@@ -55,7 +55,7 @@ reasons! {
     PeerLimitAlways: ResourceExhausted = "PEER_LIMIT",
     /// The engine has ended, or its device is lost.
     NotServing: Unavailable = "NOT_SERVING",
-    /// The file of a loaded model has changed under it.
+    /// The file of a loaded model was changed while loaded.
     ModelFileChanged: DataLoss = "MODEL_FILE_CHANGED",
     /// A model file lies on a hung file system.
     ModelFileSilent: Unavailable = "MODEL_FILE_SILENT",
@@ -75,9 +75,9 @@ reasons! {
     ModelBusy: FailedPrecondition = "MODEL_BUSY",
     /// The model that is to be unloaded is pinned.
     ModelPinned: FailedPrecondition = "MODEL_PINNED",
-    /// The model was unloaded under the request.
+    /// The model was unloaded while the request waited or ran.
     ModelUnloaded: FailedPrecondition = "MODEL_UNLOADED",
-    /// The model was unloaded and loaded again under the request.
+    /// The model was unloaded and loaded again while the request waited or ran.
     ModelReloaded: FailedPrecondition = "MODEL_RELOADED",
     /// The pins would leave too little memory to run.
     PinTooLarge: FailedPrecondition = "PIN_TOO_LARGE",
@@ -87,9 +87,9 @@ reasons! {
     NoDeviceMemory: FailedPrecondition = "NO_DEVICE_MEMORY",
     /// The budget is larger or smaller than the device allows.
     BudgetOutOfRange: FailedPrecondition = "BUDGET_OUT_OF_RANGE",
-    /// Parts of a model are in use for a moment.
+    /// Memory of a model is in use, which ends soon.
     InUse: FailedPrecondition = "IN_USE",
-    /// A setting of the environment cannot be used.
+    /// An environment variable has a value that cannot be used.
     Setting: FailedPrecondition = "SETTING",
     /// The client lacks the role that the call needs.
     RoleMissing: PermissionDenied = "ROLE_MISSING",
@@ -103,15 +103,15 @@ reasons! {
     ContextExceeded: InvalidArgument = "CONTEXT_EXCEEDED",
     /// The request has no valid token.
     TokenMissing: Unauthenticated = "TOKEN_MISSING",
-    /// No response of this name is kept for the client.
+    /// No stored response of the client has this id.
     UnknownResponse: NotFound = "UNKNOWN_RESPONSE",
-    /// No request of this name is kept for the client.
+    /// No kept request of the client has this id.
     UnknownRequest: NotFound = "UNKNOWN_REQUEST",
-    /// The request continues a response that is not kept.
+    /// The request continues a response that is not stored.
     UnknownPrevious: InvalidArgument = "UNKNOWN_PREVIOUS",
-    /// The request refers to an item that is not kept.
+    /// The request refers to an item that is not stored.
     UnknownItem: NotFound = "UNKNOWN_ITEM",
-    /// The request is compressed.
+    /// The request's body has a content coding that is not supported.
     ContentEncoding: Unimplemented = "CONTENT_ENCODING",
     /// The process that renders chat templates was killed.
     RendererKilled: Unavailable = "RENDERER_KILLED",
@@ -119,7 +119,7 @@ reasons! {
     ForeignOrigin: PermissionDenied = "FOREIGN_ORIGIN",
     /// No route has this path.
     NoSuchRoute: NotFound = "NO_SUCH_ROUTE",
-    /// The route takes another method.
+    /// The route does not support the request's method.
     MethodNotAllowed: Unimplemented = "METHOD_NOT_ALLOWED",
     /// The daemon shuts down.
     Draining: Unavailable = "DRAINING",
@@ -149,7 +149,7 @@ reasons! {
     ChatTemplateUnusable: FailedPrecondition = "CHAT_TEMPLATE_UNUSABLE",
     /// A hub has no such model or file.
     NotOnHub: NotFound = "NOT_ON_HUB",
-    /// A hub fails, refuses, or gives something else than it listed.
+    /// A hub fails, rejects the request, or sends other data than it listed.
     HubFailed: Unavailable = "HUB_FAILED",
     /// The model has no chat template.
     NoChatTemplate: FailedPrecondition = "NO_CHAT_TEMPLATE",

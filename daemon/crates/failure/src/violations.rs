@@ -1,8 +1,8 @@
-//! All that is wrong with a request, reported together.
+//! Collects all errors of a request, so that they are reported together.
 
 use crate::{Failure, invalid_all};
 
-/// Errors in a request, field by field.
+/// Errors of a request's fields.
 #[derive(Debug, Clone, Default)]
 pub struct Violations {
     found: Vec<(String, String)>,
@@ -10,8 +10,7 @@ pub struct Violations {
 }
 
 impl Violations {
-    /// Violations that call the fields of a request as the caller wrote
-    /// them.
+    /// An empty list of violations; `rename` gives the names of fields as the client wrote them.
     pub fn named(rename: fn(&str) -> String) -> Self {
         Self {
             found: Vec::new(),
@@ -19,12 +18,12 @@ impl Violations {
         }
     }
 
-    /// Function that gives a field's name as the client knows it, if the names differ.
+    /// Function that renames fields as the client knows them, if the names differ.
     pub fn naming(&self) -> Option<fn(&str) -> String> {
         self.rename
     }
 
-    /// Adds what is wrong with a field.
+    /// Adds an error of a field.
     pub fn add(&mut self, field: &str, message: impl Into<String>) {
         let field = self
             .rename
@@ -32,7 +31,7 @@ impl Violations {
         self.found.push((field, message.into()));
     }
 
-    /// What has been added, as one failure.
+    /// Fails if any violation was added.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if anything was added.
@@ -44,7 +43,8 @@ impl Violations {
         }
     }
 
-    /// The value if it is in the range; otherwise `None`, and a violation is added.
+    /// The value as `u32` if it is from `min` to `max`; otherwise adds a violation that states
+    /// `range`, and returns `None`.
     pub fn integer(
         &mut self,
         field: &str,
@@ -63,7 +63,8 @@ impl Violations {
         }
     }
 
-    /// A number for which `fine` holds, or the default.
+    /// A number that satisfies `fine`, or the default if absent; otherwise adds a violation that
+    /// states `range`.
     pub fn number(
         &mut self,
         field: &str,

@@ -1,9 +1,9 @@
-//! When a request has to be answered, from its `grpc-timeout` header.
+//! The deadline of a request, from its `grpc-timeout` header.
 //!
 //! The server's own timeout ends a call with CANCELLED, and only up to the first message of a
 //! stream. So arrivals are stamped before that timer is made, every handler waits no longer than
-//! the stamp's deadline, which lies a little before the timer's, and the engine is told it. A
-//! handler that is later than that is no longer waited for (`gate/late.rs`).
+//! the stamp's deadline, which lies a little before the timer's, and the engine gets it. A handler
+//! that is later than that is abandoned (`gate/late.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,8 +17,8 @@ use tonic::{Request, Status};
 /// sent; at most a quarter of the timeout. Timers tick in milliseconds.
 const HEAD_START: Duration = Duration::from_millis(3);
 
-/// When a call is ended whose handler has not ended it at its deadline: between that, since
-/// handlers know more of what they did, and the server's timer.
+/// When a call is ended whose handler has not ended it at its deadline: after that, since handlers
+/// return better errors, and before the server's own timer.
 pub(super) fn last_moment(arrival: &Arrival) -> Option<Instant> {
     let deadline = arrival.deadline?;
     // Of the timeout the deadline has three quarters, or all but the head start.
@@ -26,7 +26,7 @@ pub(super) fn last_moment(arrival: &Arrival) -> Option<Instant> {
     Some(deadline + HEAD_START.min(allowed / 3) / 3)
 }
 
-/// The stamp of a request.
+/// The arrival that a request was stamped with.
 pub(super) fn of<T>(request: &Request<T>) -> Arrival {
     match request.extensions().get::<Arrival>() {
         Some(stamp) => *stamp,
@@ -55,7 +55,7 @@ pub(super) fn stamp(mut request: Request<()>) -> Result<Request<()>, Status> {
     Ok(request)
 }
 
-/// Reads `grpc-timeout`: one to eight digits and a unit. Anything else counts as absent.
+/// Parses `grpc-timeout`: one to eight digits and a unit. Anything else counts as absent.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {

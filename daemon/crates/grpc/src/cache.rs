@@ -1,4 +1,4 @@
-//! `rocmforge.v1.Cache`: how the device's memory is used, and the levers on it.
+//! `rocmforge.v1.Cache`: reports the use of the device's memory, and controls it.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use super::status_code::status;
 use super::{arrival, convert};
 
-/// The service.
+/// Implementation of `rocmforge.v1.Cache`.
 #[derive(Debug)]
 pub(super) struct CacheService {
     context: Arc<Service>,
@@ -28,7 +28,7 @@ impl CacheService {
     }
 }
 
-/// Checks a budget for its form; whether it can be had is the engine's to say.
+/// Converts a budget and checks its form; the engine checks whether it is possible.
 fn budget(wire: Option<v1::set_budget_request::Budget>) -> Result<engine::Budget, Failure> {
     use v1::set_budget_request::Budget;
 
@@ -58,7 +58,7 @@ fn policy(wire: i32) -> Result<engine::Policy, Failure> {
     }
 }
 
-/// The tier in the machine's memory, if there is one or was.
+/// Converts the status of the KV cache in host memory, if there is one or was.
 fn host_tier(tier: &engine::HostTier) -> Option<v1::HostTier> {
     let wire = v1::HostTier {
         budget_bytes: tier.budget_bytes,
@@ -71,7 +71,7 @@ fn host_tier(tier: &engine::HostTier) -> Option<v1::HostTier> {
     (tier.budget_bytes > 0 || tier.saved > 0).then_some(wire)
 }
 
-/// The KV cache on disk.
+/// Converts the status of the KV cache on disk.
 fn kv_disk(disk: engine::KvDiskStatus) -> v1::KvDisk {
     let engine::KvDiskStatus {
         store,

@@ -1,4 +1,4 @@
-//! A conversation of the wire, in the service's words.
+//! Converts conversations of rocmforge.v1 to the service's type.
 
 use rocmforge_chat::conversation::Conversation;
 use rocmforge_chat::images::LEFT_OUT;
@@ -9,7 +9,7 @@ use rocmforge_proto::v1;
 use rocmforge_tokenizer::{ChatImage, Content, Ending, ImageData, Message, Seen, ToolCall};
 use serde_json::{Map, Value, json};
 
-/// The conversation of a request, which gives up the fields that it is in.
+/// Takes the conversation out of a request's fields.
 pub(super) fn conversation(
     request: &mut v1::ChatRequest,
     violations: &mut Violations,
@@ -53,7 +53,7 @@ fn template_args(text: &str, violations: &mut Violations) -> Map<String, Value> 
     }
 }
 
-/// Tools and their choice, in the shape that templates want.
+/// The tools and their choice, in the format that templates take.
 fn tools(request: &mut v1::ChatRequest) -> Result<Tools, Failure> {
     let wanted = std::mem::take(&mut request.tools).into_iter().enumerate();
     let described = wanted.map(|(at, tool)| {
@@ -137,7 +137,7 @@ fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Mes
     }
 }
 
-/// Parts as text, and the images that some of the texts stand for.
+/// Converts content parts to texts, and the images that some of the texts stand for.
 fn texts(
     at: usize,
     parts: Vec<v1::ContentPart>,

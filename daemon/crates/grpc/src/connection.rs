@@ -1,9 +1,9 @@
-//! Accepted connections, bounded in number and by user. Which of them makes room
-//! for another says [`Table`].
+//! Accepts connections, bounded in number and by user. [`Table`] decides which one is closed for
+//! another.
 //!
 //! *Invariant:* a connection that does not begin to speak HTTP/2 within [`PREFACE_WAIT_MAX`] is
 //! closed (test `sockets_that_never_send_a_byte_lock_nobody_out_and_are_closed`); after that the
-//! server's own pings find out whether somebody is there.
+//! server's own pings detect dead clients.
 
 use std::io;
 use std::pin::Pin;
@@ -24,23 +24,22 @@ use tonic::transport::server::Connected;
 
 /// How long a client may take to send the first bytes of HTTP/2.
 const PREFACE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Bytes that a client sends first: `PRI * HTTP/2.0`, and what belongs to it.
+/// Number of bytes of the HTTP/2 client preface.
 const PREFACE_BYTES: usize = 24;
 
-/// An accepted connection.
+/// An accepted connection, counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: QuietStream,
     peer: Arc<Peer>,
-    /// Says when to make room for another; `None` once it has.
+    /// Signals that the connection has to be closed for another one; `None` once it has.
     closed: Option<oneshot::Receiver<()>>,
-    /// Bytes of the preface that are still to come, and until when.
+    /// Number of bytes of the preface that are missing, and the time limit for them.
     preface: Option<(usize, Pin<Box<Sleep>>)>,
 }
 
-/// The connections of a listener, without end. A failure to accept is logged and tried again. Once
-/// `left` is done nobody is accepted any more, not even who has connected already: a successor
-/// gets those.
+/// A stream of a listener's connections. A failure to accept is logged and retried. Once `left` is
+/// done no connection is accepted any more: a successor gets them.
 pub(super) fn accept(
     listener: UnixListener,
     left: BoxFuture<'static, ()>,
@@ -102,8 +101,8 @@ impl Connection {
         })
     }
 
-    /// Whether the connection has to end: it makes room for another, or its
-    /// client does not begin to speak.
+    /// Whether the connection has to end: it is closed for another one, or its client sends no
+    /// preface.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
         let stays = self
             .closed

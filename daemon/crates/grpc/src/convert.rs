@@ -1,4 +1,4 @@
-//! What the engine published, in the wire's words.
+//! Converts the engine's published state to types of rocmforge.v1.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rocmforge_service::declared::Book;
 use rocmforge_service::defaults::Defaults;
 use rocmforge_service::live::LiveReport;
 
-/// Everything about a model, and its defaults if it is declared.
+/// Converts a model's status to all of its details, with its defaults if it is declared.
 pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
     let model = &status.model;
     let info = model.model().info();
@@ -148,7 +148,7 @@ fn segment_state(state: engine::SegmentState) -> v1::SegmentState {
     }
 }
 
-/// One line about a model.
+/// Converts a model's status to a summary.
 pub(super) fn summary(status: &ModelStatus) -> v1::ModelSummary {
     let model = &status.model;
     let info = model.model().info();
@@ -174,14 +174,14 @@ pub(super) fn summary(status: &ModelStatus) -> v1::ModelSummary {
     }
 }
 
-/// One line a model, by name.
+/// Summaries of all models, sorted by name.
 pub(super) fn summaries(models: &[ModelStatus]) -> Vec<v1::ModelSummary> {
     let mut lines: Vec<_> = models.iter().map(summary).collect();
     lines.sort_by(|a, b| a.name.cmp(&b.name));
     lines
 }
 
-/// Sums over the segments of a model, or those of them that were asked for.
+/// Sums over the segments of a model, or of a subset.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ResidencySums {
     pub(super) n_segments: u32,
@@ -220,8 +220,8 @@ impl ResidencySums {
     }
 }
 
-/// Counts of the cache. The wire counts weights, KV and scratch apart; the engine's
-/// `resident_bytes` is their sum and, in the total of a card, the block that the device keeps for
+/// Converts counts of the cache. The wire type has weights, KV and scratch separately; the engine's
+/// `resident_bytes` is their sum and, in the total of a GPU, the block that the device keeps for
 /// itself, which stays with the weights here.
 pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
     v1::CacheUsage {
@@ -258,7 +258,7 @@ fn eviction_causes(cache: &CacheStatus) -> v1::EvictionCauses {
     }
 }
 
-/// The policy, on the wire.
+/// Converts the eviction policy.
 pub(super) fn policy(policy: engine::Policy) -> v1::CachePolicy {
     match policy {
         engine::Policy::PassAware => v1::CachePolicy::PassAware,
@@ -266,7 +266,7 @@ pub(super) fn policy(policy: engine::Policy) -> v1::CachePolicy {
     }
 }
 
-/// A segment that a clear left.
+/// Converts a segment that a clear left resident.
 pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
     v1::KeptSegment {
         reason: match kept.reason {
@@ -282,7 +282,7 @@ pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
     }
 }
 
-/// A queued or running request.
+/// Converts a queued or running request.
 pub(super) fn live(report: LiveReport) -> v1::LiveRequest {
     v1::LiveRequest {
         number: report.number,
@@ -299,7 +299,7 @@ pub(super) fn live(report: LiveReport) -> v1::LiveRequest {
     }
 }
 
-/// Why a generation ended.
+/// Converts the reason for which a generation ended.
 pub(super) fn finish(reason: engine::FinishReason) -> v1::FinishReason {
     match reason {
         engine::FinishReason::EndOfText => v1::FinishReason::Stop,

@@ -1,4 +1,4 @@
-//! The events of a generation, on the wire.
+//! Converts the events of a generation to types of rocmforge.v1.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -24,7 +24,7 @@ use super::status_code::status;
 pub(super) type GenerateStream =
     Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status>> + Send>>;
 
-/// The stream of what has begun.
+/// The stream of events of started completions.
 pub(super) fn streamed(
     begun: Result<Vec<(Running, Splitter)>, Failure>,
     arrival: Arrival,
@@ -39,11 +39,11 @@ pub(super) fn streamed(
     }
 }
 
-/// The wire's events. Dropping the stream drops the engine's, which cancels the generation.
+/// Stream of a generation's events. Dropping it cancels the generation.
 struct Events {
-    /// `None` behind the last event.
+    /// The generation; `None` after the last event.
     generation: Option<Generation>,
-    /// What follows the text that was held back.
+    /// An event that follows text that was held back.
     ready: Option<v1::GenerateEvent>,
     arrived: Instant,
     deadline: Deadline,
@@ -129,15 +129,15 @@ impl Stream for Events {
     }
 }
 
-/// When an answer is of no use any more. One timer is set for all of a stream's events.
+/// Deadline of a stream, with one timer for all of its events.
 struct Deadline {
     at: Option<Instant>,
-    /// Set where the stream is polled.
+    /// The timer; set when the stream is first polled.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Deadline {
-    /// The next step; DEADLINE_EXCEEDED where the deadline comes first.
+    /// Polls for the next step; DEADLINE_EXCEEDED if the deadline comes first.
     fn poll_before(
         &mut self,
         generation: &mut Generation,
@@ -198,7 +198,7 @@ fn piece_of(
     piece
 }
 
-/// Appends without a copy where there is nothing yet, as it nearly always is.
+/// Appends a text, without a copy if `to` is empty, as it nearly always is.
 fn append(to: &mut String, text: String) {
     match to.is_empty() {
         true => *to = text,
@@ -249,7 +249,7 @@ fn done(choice: usize, ended: &Ended, others_go_on: bool, arrived: Instant) -> v
     }
 }
 
-/// A token with its log-probability.
+/// Converts a token with its log-probability.
 pub(super) fn token_logprob(model: &LoadedModel, score: &engine::TokenScore) -> v1::TokenLogprob {
     let top = score.top.iter().map(|&(id, logprob)| v1::TopLogprob {
         id,

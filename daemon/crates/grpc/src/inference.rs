@@ -1,4 +1,4 @@
-//! `rocmforge.v1.Inference`: text and token ids in, text, ids and probabilities out.
+//! `rocmforge.v1.Inference`: generation, scores, tokenization and embeddings.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,7 +31,7 @@ use super::status_code::status;
 use super::tokens::Tokens;
 use super::{arrival, chat, vectors};
 
-/// The service.
+/// Implementation of `rocmforge.v1.Inference`.
 #[derive(Debug)]
 pub(super) struct InferenceService {
     context: Arc<Service>,
@@ -98,7 +98,7 @@ impl InferenceService {
         })
     }
 
-    /// The model, the conversation and how it is answered.
+    /// Checks a chat request; returns the model, the conversation and the parameters.
     async fn check_chat(
         &self,
         mut request: v1::ChatRequest,
@@ -177,7 +177,7 @@ impl InferenceService {
     }
 }
 
-/// How urgent a request is, if it says so.
+/// The priority class of a request, if it sets one.
 pub(super) fn class(priority: i32, violations: &mut Violations) -> Option<engine::Class> {
     match v1::Priority::try_from(priority) {
         Ok(v1::Priority::Unspecified) => None,
@@ -190,7 +190,7 @@ pub(super) fn class(priority: i32, violations: &mut Violations) -> Option<engine
     }
 }
 
-/// The wire's fields of sampling.
+/// Converts sampling fields to the service's type.
 fn sampling(
     wire: Option<v1::SamplingParams>,
     logprobs: Option<i32>,
@@ -255,7 +255,7 @@ fn listed(wire: v1::AdapterScales) -> Vec<AdapterScale> {
     list.map(scale).collect()
 }
 
-/// The grammar or format that constrains the output.
+/// Converts the grammar or format that constrains the output.
 fn format(wire: v1::Format) -> Result<Format, Failure> {
     use v1::format::Kind;
 

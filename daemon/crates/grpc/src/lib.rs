@@ -46,32 +46,30 @@ use tonic_health::server::HealthReporter;
 
 use self::connection::Connection;
 
-/// Calls of one connection that may be under way.
+/// Maximum number of calls under way on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;
-/// Bytes that a connection may have under way to us, and a call of it. They lie here
+/// Maximum bytes in flight from a client, for a connection and for each call. They are buffered
 /// until their call takes them.
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 const STREAM_WINDOW_BYTES: u32 = 128 << 10;
-/// Calls that were cancelled and not yet looked at, above which the transport takes a
-/// connection for an attack and closes it with all its calls. A client may cancel all that it
-/// has at once, several times over.
+/// Number of cancelled and not yet processed calls above which the transport closes a connection as
+/// an attack. A client may cancel all of its calls at once, several times.
 const CANCELLED_AT_ONCE_MAX: usize = 4 * STREAMS_PER_CONNECTION_MAX as usize;
-/// Header bytes of one call.
+/// Maximum bytes of headers of one call.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
-/// How often a silent connection is asked whether it lives, and how long it may take to say so. A
-/// client that was stopped or hangs is dropped after both.
+/// Interval of pings on a silent connection. A client that does not reply in time is dropped.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The socket that is served when none is named: the one that clients look for first.
+/// Path of the socket if none is configured: the one that clients try first.
 pub fn default_socket_path() -> PathBuf {
     rocmforge_proto::default_socket_path()
 }
 
-/// Reads a budget in the notation that clients share.
+/// Parses a budget in the notation of the clients.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that says what is wrong with it.
 pub fn parse_budget(text: &str) -> Result<Budget, String> {
     match text.parse() {
         Ok(rocmforge_proto::Budget::Bytes(bytes)) => Ok(Budget::Bytes(bytes)),
@@ -80,22 +78,22 @@ pub fn parse_budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-/// The health of the whole and of each service.
+/// Sets the health status of the daemon and of each service.
 #[derive(Debug, Clone)]
 pub struct Health(HealthReporter);
 
-/// `grpc.health.v1`, which says it.
+/// The service `grpc.health.v1`, which reports the status.
 pub struct HealthService(HealthServer<tonic_health::server::HealthService>);
 
 impl Health {
-    /// The switch and the service.
+    /// The setter of the health status, and the service that reports it.
     pub fn new() -> (Self, HealthService) {
         let reporter = HealthReporter::new();
         let service = tonic_health::server::HealthService::from_health_reporter(reporter.clone());
         (Self(reporter), HealthService(HealthServer::new(service)))
     }
 
-    /// Says the same of everything.
+    /// Sets one status for all services.
     pub async fn set(&self, serving: bool) {
         let status = if serving {
             ServingStatus::Serving
@@ -114,7 +112,7 @@ impl Health {
     }
 }
 
-/// The services of `rocmforge.v1`.
+/// All services of `rocmforge.v1`.
 fn routes(context: &Arc<Service>, machine: Arc<dyn Machine>) -> Routes {
     let (models, inference) = (
         models::ModelsService::new(Arc::clone(context)),
@@ -149,10 +147,10 @@ fn routes(context: &Arc<Service>, machine: Arc<dyn Machine>) -> Routes {
 }
 
 /// Serves the connections of `listener` until `shutdown`, then until the last of them has closed.
-/// Nobody is accepted any more once `left` is done.
+/// No connection is accepted any more once `left` is done.
 ///
 /// # Errors
-/// When a connection cannot be served at all.
+/// The server failed.
 // Behind a pointer, so that the server is compiled here: a future that is known by its type is
 // compiled where it is awaited.
 #[inline(never)]

@@ -1,4 +1,4 @@
-//! `rocmforge.v1.Models`: which files are open, and what of them is kept on the device.
+//! `rocmforge.v1.Models`: loads and unloads models, and controls what is resident.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -26,11 +26,11 @@ use super::arrival;
 use super::convert::{self, ResidencySums};
 use super::status_code::status;
 
-/// Steps of a load that may wait for its reader: more than it has stages, so that none of them is
-/// lost; no more, so that a reader that does not read holds the preload up.
+/// Maximum number of a load's steps that wait for the client: more than there are stages, so that
+/// none is lost; no more, so that a client that does not read pauses the preload.
 const LOAD_EVENTS: usize = 4;
 
-/// The service.
+/// Implementation of `rocmforge.v1.Models`.
 #[derive(Debug)]
 pub(super) struct ModelsService {
     context: Arc<Service>,
@@ -56,7 +56,7 @@ fn stage(stage: v1::LoadStage, done_bytes: u64, total_bytes: u64) -> v1::LoadEve
     }
 }
 
-/// An adapter of a load.
+/// Converts an adapter of a load.
 fn adapter_spec(wire: &v1::AdapterFile) -> AdapterSpec {
     AdapterSpec {
         path: PathBuf::from(&wire.path),
@@ -65,7 +65,7 @@ fn adapter_spec(wire: &v1::AdapterFile) -> AdapterSpec {
     }
 }
 
-/// The segments that a request names, as an argument in the log.
+/// The segments of a request as text, for the audit log.
 fn asked_segments(segments: &[u32]) -> String {
     const SHOWN: usize = 16;
     match segments {
@@ -79,7 +79,7 @@ fn asked_segments(segments: &[u32]) -> String {
     }
 }
 
-/// A step of a load on the wire.
+/// Converts a step of a load to an event.
 fn load_event(step: LoadStep) -> v1::LoadEvent {
     match step {
         LoadStep::Header(PrepareStage::Header) => stage(v1::LoadStage::Metadata, 0, 0),
@@ -187,7 +187,7 @@ fn residency(context: &Service, name: &str, asked: Option<&[u32]>) -> ResidencyS
         .unwrap_or_default()
 }
 
-/// The wire's events of a preload. Dropping the stream stops it after the upload under way.
+/// Stream of a preload's events. Dropping it stops the preload after the current upload.
 fn preload_stream(
     context: Arc<Service>,
     name: String,

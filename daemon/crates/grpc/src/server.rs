@@ -1,5 +1,5 @@
-//! `rocmforge.v1.Server`: the daemon itself and its devices. Answers from the published snapshot,
-//! and while the daemon drains.
+//! `rocmforge.v1.Server`: reports on the daemon and its devices from the published snapshot, also
+//! while the daemon drains.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use super::status_code::status;
 use super::{arrival, convert, why};
 
-/// The service.
+/// Implementation of `rocmforge.v1.Server`.
 #[derive(Debug)]
 pub(super) struct ServerService {
     context: Arc<Service>,
@@ -28,7 +28,7 @@ impl ServerService {
     }
 }
 
-/// The device in use.
+/// Converts the status of the device in use.
 fn device(context: &Service, snapshot: &Snapshot) -> v1::Device {
     let device = &snapshot.device;
     v1::Device {
@@ -54,7 +54,7 @@ fn device(context: &Service, snapshot: &Snapshot) -> v1::Device {
     }
 }
 
-/// A vendor's driver; `in_use` is the device that the daemon computes on.
+/// Converts a probed driver; `in_use` is the device that the daemon computes on.
 fn driver(found: &FoundDriver, in_use: &DeviceStatus) -> v1::GpuDriver {
     let kind = match found.vendor {
         Vendor::Hip => DeviceKind::Hip,

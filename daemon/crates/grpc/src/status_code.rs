@@ -1,8 +1,8 @@
-//! Failures as statuses: the one place where a gRPC code is chosen.
+//! Converts failures to gRPC statuses; the only place where gRPC codes are chosen.
 //!
-//! Every status carries an `ErrorInfo` (a reason in capitals that programs may match on,
-//! the domain [`DOMAIN`], and the names and numbers of the message), and beside it the
-//! detail that its code calls for.
+//! Every status carries an `ErrorInfo` (a reason in capitals that programs may match on, the domain
+//! [`DOMAIN`], and the names and numbers of the message), and in addition the detail that its code
+//! requires.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,10 @@ use rocmforge_failure::{Failure, Kind, Subject};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-/// The domain of every `ErrorInfo`.
+/// The domain in every `ErrorInfo`.
 pub(super) const DOMAIN: &str = "rocmforge";
 
-/// The code of a kind.
+/// The gRPC code of a kind of failure.
 fn code(kind: Kind) -> Code {
     match kind {
         Kind::InvalidArgument => Code::InvalidArgument,
@@ -32,7 +32,7 @@ fn code(kind: Kind) -> Code {
     }
 }
 
-/// The status of a failure.
+/// Converts a failure to a status.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "it ends here, and is what map_err hands over"

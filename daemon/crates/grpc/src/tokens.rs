@@ -1,12 +1,12 @@
-//! Answers of `Tokenize`, written as they are sent: what they are made of, an id a token, takes a
+//! Writes responses of `Tokenize` while they are sent: their source, one id for each token, takes a
 //! fraction of the message.
 //!
 //! ```text
 //! handler --an empty message, and [`Tokens`] beside it--> [`Written`] --> [`Message`] as the body
 //! ```
 //!
-//! The length stands in front of a message, so it is known before anything is sent, and a text
-//! whose answer no client would take is refused ([`Tokens::new`]).
+//! The length precedes a message, so it is computed before anything is sent, and a text whose
+//! response would be too long is rejected ([`Tokens::new`]).
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,15 +27,14 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 
-/// Bytes of a frame, beside those of a token: more than a piece of
-/// [`rocmforge_connections::Replies`], which counts what it cuts, and some thirty microseconds of
-/// work.
+/// Minimum size of a frame in bytes: more than a piece of [`rocmforge_connections::Replies`], and
+/// about thirty microseconds of work.
 const FRAME_BYTES: usize = 32 << 10;
-/// `TokenizeResponse.ids`, packed, and `TokenizeResponse.pieces`.
+/// Tag byte of the field `TokenizeResponse.ids`, packed; the next constant is that of `pieces`.
 const IDS: u8 = 1 << 3 | 2;
 const PIECES: u8 = 2 << 3 | 2;
 
-/// Whose tokens they are.
+/// Gives the bytes of tokens.
 pub(super) trait Vocabulary: Send + Sync + 'static {
     /// Bytes of a token.
     fn piece(&self, id: u32) -> &[u8];
@@ -47,23 +46,23 @@ impl Vocabulary for LoadedModel {
     }
 }
 
-/// The tokens of a text.
+/// The tokens of a text, as the source of a response.
 pub(super) struct Tokens<V = LoadedModel> {
     vocabulary: Arc<V>,
     ids: Box<[u32]>,
-    /// Bytes of the ids as they are packed.
+    /// Bytes of the packed ids.
     packed_bytes: usize,
-    /// Bytes of the message.
+    /// Bytes of the whole message.
     bytes: usize,
-    /// Counts the ids until the answer is sent.
+    /// Counts the bytes of the ids until the response is sent.
     held: Option<Held>,
 }
 
 impl<V: Vocabulary> Tokens<V> {
-    /// A writer of the tokens of the text in `field`.
+    /// A response with the tokens of the text in `field`.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where the answer would be longer than a message may be.
+    /// INVALID_ARGUMENT if the response would exceed the maximum size of a message.
     pub(super) fn new(vocabulary: Arc<V>, ids: Vec<u32>, field: &str) -> Result<Self, Failure> {
         let packed_bytes = ids.iter().map(|&id| varint_bytes(id as usize)).sum();
         let with_length = |bytes: usize| 1 + varint_bytes(bytes) + bytes;
@@ -97,7 +96,7 @@ impl<V: Vocabulary> Tokens<V> {
         })
     }
 
-    /// Counts them in `held` from now on.
+    /// Counts the bytes of the ids in `held` from now on.
     pub(super) fn count(&mut self, held: Held) {
         let held = self.held.insert(held);
         held.add(size_of_val(&self.ids[..]) as u64);
@@ -109,7 +108,7 @@ impl<V: Vocabulary> Tokens<V> {
 }
 
 impl Tokens {
-    /// The answer; [`Written`] writes it.
+    /// The response; [`Written`] writes its body.
     pub(super) fn answer(self) -> tonic::Response<v1::TokenizeResponse> {
         let mut response = tonic::Response::new(v1::TokenizeResponse::default());
         response.extensions_mut().insert(Arc::new(self));
@@ -117,7 +116,7 @@ impl Tokens {
     }
 }
 
-/// A service whose answers of [`Tokens`] are written as they are sent.
+/// A service that writes responses with [`Tokens`] while they are sent.
 #[derive(Debug, Clone)]
 pub(super) struct Written<S>(pub(super) S);
 
@@ -153,19 +152,19 @@ fn written(answer: Answer) -> Answer {
     )
 }
 
-/// What comes next of a message.
+/// The next part of a message to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Begin,
-    /// The id at this place.
+    /// The id with this index.
     Id(usize),
-    /// The piece of the token at this place.
+    /// The piece of the token with this index.
     Piece(usize),
     Status,
     Nothing,
 }
 
-/// A `TokenizeResponse` as gRPC frames it, written as it is taken.
+/// A `TokenizeResponse` in gRPC's framing, written while it is sent.
 struct Message<V> {
     tokens: Arc<Tokens<V>>,
     next: Next,
@@ -177,7 +176,7 @@ impl<V: Vocabulary> Message<V> {
         Self { tokens, next }
     }
 
-    /// More of it; empty behind its end.
+    /// Writes the next frame; empty at the end.
     fn frame(&mut self) -> Vec<u8> {
         let tokens = &self.tokens;
         let mut out = Vec::with_capacity(FRAME_BYTES.min(tokens.bytes) + 16);
@@ -241,8 +240,8 @@ impl<V: Vocabulary> http_body::Body for Message<V> {
         self.next == Next::Nothing
     }
 
-    /// Tells only whether what was taken ends inside of the message, where a reply that is ended is
-    /// reset.
+    /// Exact only about the end: says whether the message is complete, so that a reply that is
+    /// ended inside of it is reset.
     fn size_hint(&self) -> SizeHint {
         let mut hint = SizeHint::default();
         hint.set_lower(match self.next {
@@ -253,7 +252,7 @@ impl<V: Vocabulary> http_body::Body for Message<V> {
     }
 }
 
-/// As protocol buffers write a number: seven bits a byte, the lowest first.
+/// Appends a varint of protocol buffers: seven bits a byte, the lowest first.
 fn varint(mut value: usize, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);

@@ -1,4 +1,4 @@
-//! `Embed` and `Rerank`: texts in, vectors or scores out.
+//! `Embed` and `Rerank`: embeddings and relevance scores.
 
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ pub(super) async fn embed(
     })
 }
 
-/// How vectors are scaled, where the request says.
+/// The scaling of embeddings that a request asks for.
 fn norm(normalise: bool) -> Norm {
     match normalise {
         true => Norm::LENGTH,
@@ -100,7 +100,7 @@ fn norm(normalise: bool) -> Norm {
     }
 }
 
-/// Which hidden states make a vector, where the request says.
+/// The pooling that a request asks for; `None` for the model's default.
 fn pooling(said: i32, violations: &mut Violations) -> Option<Pooling> {
     match v1::Pooling::try_from(said) {
         Ok(v1::Pooling::Unspecified) => None,

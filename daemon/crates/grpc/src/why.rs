@@ -3,10 +3,10 @@
 use rocmforge_proto::v1;
 use rocmforge_service::why::{Prediction, Report, ReportPart, Weights, Which};
 
-/// Maximum number of requests of an answer.
+/// Maximum number of requests in a response.
 const LATEST_MAX: usize = 256;
 
-/// Which requests are asked about.
+/// The requests that a call asks about.
 pub(super) fn which(request: v1::WhyRequest) -> Which {
     match (request.latest as usize, request.request) {
         (0, name) if name.is_empty() => Which::Slowest,

@@ -1,4 +1,4 @@
-//! Who may do what over HTTP.
+//! Access control of HTTP requests.
 //!
 //! ```text
 //! Unix socket                    the roles of the process, as over gRPC
@@ -9,10 +9,9 @@
 //! Model files are downloaded, copied and deleted with the role `admin`, over TCP only where
 //! `pull_over_tcp` is on.
 //!
-//! A browser lets any page send requests to this machine. So where no token tells callers apart,
-//! requests whose `Origin` or `Host` names another machine are refused, unless it is allowed
-//! ([`Allowed`]): the first comes from a foreign page, the second from one whose name was made to
-//! lead here.
+//! A browser lets any page send requests to this machine. So if no token is configured, requests
+//! whose `Origin` or `Host` names another machine are rejected, unless it is allowed ([`Allowed`]):
+//! the first comes from a foreign page, the second from one whose name was made to lead here.
 //!
 //! Pages that are let in may read answers and refusals (`Access-Control-Allow-Origin`), and have
 //! their question answered whether they may send a request (a preflight, which brings no token).
@@ -41,10 +40,10 @@ use super::call::{ANTHROPIC_ID, Call, Client, REQUEST_ID, RequestId, is_light};
 use super::refusals;
 use super::ui::is_page;
 
-/// When to try again where connections are short.
+/// Delay after which a client should retry when there are too many connections.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What a request needs.
+/// The role that a request needs, by its method and path.
 fn needed(method: &Method, path: &str) -> Role {
     let is_change = method == Method::POST || method == Method::DELETE;
     if method == Method::POST
@@ -59,7 +58,8 @@ fn needed(method: &Method, path: &str) -> Role {
 }
 
 impl Http {
-    /// Lets a request in; over TCP with the name of its token, if one is needed.
+    /// Checks a request's role, token and origin; over TCP returns the name of its token, if one is
+    /// needed.
     async fn check(
         &self,
         client: Client,
@@ -118,18 +118,19 @@ impl Http {
     }
 }
 
-/// What pages may read of an answer beside its body.
+/// Response headers that pages may read.
 const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, request-id, retry-after");
-/// How long a browser need not ask again.
+/// How long a browser may cache the answer to a preflight, in seconds.
 const PREFLIGHT_S: HeaderValue = HeaderValue::from_static("600");
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-/// Asked for by pages of the Internet about machines of a private network.
+/// Header with which pages of the Internet ask for access to machines of a private network.
 const PRIVATE_ASKED: &str = "access-control-request-private-network";
 const PRIVATE_ALLOWED: &str = "access-control-allow-private-network";
 
 impl Http {
-    /// The page that sends a request over TCP, if pages of its origin are let in: with tokens all
-    /// of them, since each request has to bring one; without, those of this machine.
+    /// The origin of the page that sends a request over TCP, if pages of that origin are allowed:
+    /// with tokens all of them, since each request has to bring one; without, those of this
+    /// machine.
     fn page(&self, client: Client, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         let is_in = client.caller.is_none()
@@ -138,7 +139,7 @@ impl Http {
     }
 }
 
-/// The answer to a page's question whether it may send a request.
+/// The response to a preflight, in which a browser asks whether a page may send a request.
 fn preflight(headers: &HeaderMap) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -158,7 +159,7 @@ fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// Lets a page read an answer.
+/// Adds the headers that let a page of this origin read a response.
 fn allow(origin: HeaderValue, response: &mut Response) {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -170,7 +171,8 @@ fn is_health(method: &Method, path: &str) -> bool {
     method == Method::GET && matches!(path, "/health" | "/v1/health")
 }
 
-/// Refuses what a foreign page, or a name that was made to lead here, has sent.
+/// Rejects requests of foreign pages, and requests to a host name that someone else made resolve to
+/// this machine.
 fn names_this_machine(headers: &HeaderMap, allowed: &Allowed) -> Result<(), Failure> {
     let is_allowed = |name: &str, value: &str| match name {
         "Host" => allowed.has_host(value),
@@ -188,7 +190,7 @@ fn names_this_machine(headers: &HeaderMap, allowed: &Allowed) -> Result<(), Fail
     Ok(())
 }
 
-/// Whether `[SCHEME://]HOST[:PORT]` is this machine.
+/// Whether `[SCHEME://]HOST[:PORT]` names this machine.
 fn is_local(value: &str) -> bool {
     let host = value.split_once("://").map_or(value, |(_, host)| host);
     let host = match host.strip_prefix('[') {
@@ -201,7 +203,8 @@ fn is_local(value: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// What every request passes: it gets its name, and is refused where its caller may not.
+/// Middleware of all routes: gives each request its id, and rejects requests that the client may
+/// not send.
 pub(super) async fn gate(
     State(http): State<Arc<Http>>,
     mut request: Request,

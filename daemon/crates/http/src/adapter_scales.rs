@@ -1,4 +1,4 @@
-//! `lora` of requests: adapters of the model with their scales.
+//! The request field `lora`: adapters of the model with their scales.
 
 use rocmforge_service::adapters::AdapterScale;
 use serde::Deserialize;

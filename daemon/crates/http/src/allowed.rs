@@ -1,21 +1,21 @@
-//! Pages and names beyond this machine's own that are let in without a token.
+//! Origins and hosts besides this machine's own that are allowed without a token.
 
-/// Origins and hosts that are allowed without a token.
+/// Origins and host names that are allowed without a token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Origins of pages: `app://obsidian.md`, `vscode-webview://*`.
+    /// Allowed origins of pages: `app://obsidian.md`, `vscode-webview://*`.
     pub origins: Vec<String>,
-    /// Names of this machine, without a port: `host.docker.internal`.
+    /// Additional host names of this machine, without a port: `host.docker.internal`.
     pub hosts: Vec<String>,
 }
 
-/// Longest pattern in bytes.
+/// Maximum length of a pattern in bytes.
 const PATTERN_MAX_BYTES: usize = 256;
 /// Maximum number of patterns of a list.
 const PATTERNS_MAX: usize = 64;
 
 impl Allowed {
-    /// Checks patterns; `what` is what one of them is.
+    /// Checks patterns of origins or hosts; `what` names one in messages.
     ///
     /// # Errors
     /// A message that says which one is wrong, and how.
@@ -38,12 +38,12 @@ impl Allowed {
         }
     }
 
-    /// Whether pages of this origin are let in.
+    /// Whether pages of this origin are allowed.
     pub(super) fn has_origin(&self, origin: &str) -> bool {
         self.origins.iter().any(|pattern| fits(pattern, origin))
     }
 
-    /// Whether `HOST[:PORT]` is a name of this machine.
+    /// Whether `HOST[:PORT]` is an allowed name of this machine.
     pub(super) fn has_host(&self, host: &str) -> bool {
         let name = match host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
@@ -53,8 +53,7 @@ impl Allowed {
     }
 }
 
-/// Whether a text is the pattern, or begins as one that ends in `*`. Schemes and names of hosts
-/// know no case.
+/// Whether a text equals a pattern, or has its prefix if the pattern ends in `*`; case-insensitive.
 fn fits(pattern: &str, text: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(begin) => text

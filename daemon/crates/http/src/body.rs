@@ -1,5 +1,5 @@
-//! Bodies of requests: bounded in bytes, in time, in the sum over all that are being read, and in
-//! what they become once unpacked and decoded.
+//! Reads bodies of requests, limited in bytes, in time, in the sum over all bodies, and in decoded
+//! size.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,24 +23,25 @@ use super::call::Call;
 use super::fault;
 use super::packed::{self, Coding};
 
-/// Bytes of a body for which it may take a second longer than [`BODY_WAIT_MAX`], from when it is
-/// first looked for to its last byte: what a slow line brings in that time.
+/// Number of bytes of a body for which it may take one second longer than [`BODY_WAIT_MAX`]: what a
+/// slow connection transfers in that time.
 const BYTES_A_SECOND_MIN: u64 = 64 << 10;
-/// How long the body of a request that is refused unread may take.
+/// Maximum time in which the body of a rejected request is read and discarded.
 const DISCARD_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of values of a body: two bytes of it can be a value, which takes dozens once
 /// decoded.
 const VALUES_MAX: usize = 1 << 18;
-/// What says that the bytes behind it are UTF-8.
+/// UTF-8 byte order mark.
 const BOM: &[u8] = b"\xef\xbb\xbf";
-/// Bodies of refused requests that are taken at a time.
+/// Maximum number of bodies of rejected requests that are discarded at a time.
 const DISCARDS_MAX: usize = 32;
 static DISCARDS: Semaphore = Semaphore::const_new(DISCARDS_MAX);
 
-/// Bodies up to this are decoded where they arrive, larger ones on a blocking thread.
+/// Maximum size of a body that is decoded on the async thread; larger ones are decoded on a
+/// blocking thread.
 const INLINE_MAX_BYTES: usize = 64 << 10;
 
-/// The body of `request`, of at most `max` bytes, as `T`.
+/// Reads and decodes the body of `request`, of at most `max` bytes, as `T`.
 pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     call: &Call,
     request: Request,
@@ -67,10 +68,10 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     work.await
 }
 
-/// A body that was read.
+/// A body that was read completely.
 struct Whole {
     coding: Coding,
-    /// Bytes of the body as they came.
+    /// Bytes of the body as received.
     bytes: Vec<u8>,
     held: Held,
 }
@@ -135,8 +136,8 @@ fn encoding_of(headers: &HeaderMap) -> Vec<u8> {
     values.join(&b',')
 }
 
-/// Takes what comes of the body of a request that is refused unread. A connection that is closed
-/// while more of it comes is reset, and then many clients never see why.
+/// Reads and discards the body of a rejected request: if the connection was closed while more of it
+/// arrives, it would be reset, and many clients would never see the response.
 pub(super) async fn discard(request: &mut Request) {
     // Who asks first sends nothing before he is told to.
     if request.headers().contains_key(header::EXPECT) {
@@ -145,7 +146,7 @@ pub(super) async fn discard(request: &mut Request) {
     take_rest(request.body_mut()).await;
 }
 
-/// As [`discard`], of a body that is read no further.
+/// As [`discard`], for the rest of a body that was read in part.
 async fn take_rest(body: &mut Body) {
     // Its connection has a place as long as this takes, for a request that has none: few at a time.
     let Ok(_place) = DISCARDS.try_acquire() else {
@@ -194,8 +195,8 @@ fn time_for(bytes: usize) -> Duration {
     BODY_WAIT_MAX + Duration::from_secs(bytes as u64 / BYTES_A_SECOND_MIN)
 }
 
-/// JSON with U+FFFD for each half of a surrogate pair that has no other half, as Go's and Python's
-/// readers take it; nothing where it has none.
+/// JSON with each unpaired surrogate escape replaced by U+FFFD, as Go's and Python's parsers do;
+/// `None` if there is none.
 fn without_halves(json: &[u8]) -> Option<Vec<u8>> {
     let escape = |at: usize| {
         let digits = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
@@ -221,7 +222,7 @@ fn without_halves(json: &[u8]) -> Option<Vec<u8>> {
     mended
 }
 
-/// How many values the text of a JSON document can have, at most.
+/// Upper bound on the number of values in a JSON text.
 fn values(bytes: &[u8]) -> usize {
     let (mut n, mut in_string, mut escaped) = (1, false, false);
     for &byte in bytes {

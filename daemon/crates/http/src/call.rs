@@ -1,4 +1,4 @@
-//! One request: who sent it, what it is called, and the dialect of its answer.
+//! One HTTP request while it is handled: its client, its id, and the dialect of its response.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ use super::error::Dialect;
 use super::image_urls::ImageUrls;
 use super::{Http, body};
 
-/// What a client calls its request, and what we call it in the answer.
+/// Header with the id of a request, from the client or made here; repeated in the response.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Header in which Anthropic's clients expect the request id.
 pub(super) const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
-/// Longest such name.
+/// Maximum length of a request id in bytes.
 const REQUEST_ID_MAX_BYTES: usize = 128;
 
-/// Client of a request, as its connection knows it; put into every request.
+/// The client of a request, as its connection knows it; added to each request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     /// The process at the other end of the Unix socket; `None` over TCP.
@@ -36,12 +36,12 @@ pub(super) struct Client {
     pub(super) reserved: bool,
 }
 
-/// The name of a request.
+/// The id of a request.
 #[derive(Debug, Clone)]
 pub(super) struct RequestId(pub(super) HeaderValue);
 
 impl RequestId {
-    /// The client's, or a fresh one where it has none that is fit to print.
+    /// The client's id, or a new one if it has none that is printable.
     pub(super) fn of(headers: &HeaderMap) -> Self {
         let printable = |value: &&HeaderValue| {
             let bytes = value.as_bytes();
@@ -61,23 +61,23 @@ impl RequestId {
     }
 }
 
-/// Sixteen digits that no other answer has.
+/// Sixteen hexadecimal digits that are unique among responses.
 pub(super) fn fresh_id() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// A request that is being answered.
+/// A request that is being handled.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) service: Arc<Service>,
-    /// Where the events of a stream are made.
+    /// The runtime on which the events of a stream are made.
     pub(super) sockets: Handle,
     pub(super) arrival: Arrival,
     pub(super) dialect: Dialect,
     pub(super) id: RequestId,
-    /// The route, for the log.
+    /// The route of the request, for the log.
     route: &'static str,
-    /// Images that it names by a URL.
+    /// Fetches images that the request names by URL.
     image_urls: Arc<ImageUrls>,
 }
 
@@ -102,21 +102,21 @@ impl Call {
         }
     }
 
-    /// Begins the line of this request in the log.
+    /// Starts this request's log line.
     pub(super) fn log(&self, model: &str) -> RequestLog {
         let mut log = RequestLog::new(self.route, model, &self.arrival);
         log.identify(self.id.as_str());
         log
     }
 
-    /// Begins the line of a call of management.
+    /// Starts the audit log line of a management call.
     pub(super) fn audit(&self, model: &str, arguments: &str) -> RequestLog {
         let mut log = RequestLog::audit(self.route, model, arguments, &self.arrival);
         log.identify(self.id.as_str());
         log
     }
 
-    /// The body, decoded.
+    /// Reads and decodes the request's body.
     pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         &self,
         request: Request,
@@ -124,7 +124,7 @@ impl Call {
         body::read(self, request, REQUEST_MAX_BYTES).await
     }
 
-    /// The body of a request that only names things.
+    /// Reads and decodes the small body of a request without prompts.
     pub(super) async fn read_small<T: DeserializeOwned + Send + 'static>(
         &self,
         request: Request,
@@ -132,12 +132,12 @@ impl Call {
         body::read(self, request, SMALL_REQUEST_MAX_BYTES).await
     }
 
-    /// The user that what it holds is counted for.
+    /// The user id for which the request's bytes are counted.
     pub(super) fn uid(&self) -> u32 {
         self.arrival.caller.map_or(Caller::NOBODY, |c| c.uid)
     }
 
-    /// The model of this name, which is loaded if it is not.
+    /// The model of this name, loaded if necessary.
     pub(super) async fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
         self.has_name(name)?;
         let found = self
@@ -146,7 +146,7 @@ impl Call {
         found.await
     }
 
-    /// Puts the bytes of images in the place of their URLs, for a model that reads images.
+    /// Replaces URLs of images by the images' bytes, for a model that reads images.
     ///
     /// # Errors
     /// As [`ImageUrls::fetch`].
@@ -161,11 +161,11 @@ impl Call {
         fetched.await
     }
 
-    /// The name that a request means: its own, or where it has none that of the only model there
-    /// is, loaded or a file.
+    /// The name of the request's model: the given one, or if that is empty the name of the only
+    /// model, loaded or a file.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where it has none and there are several, or none.
+    /// INVALID_ARGUMENT if no name is given and there are several models, or none.
     pub(super) async fn meant(&self, name: String) -> Result<String, Failure> {
         if !name.is_empty() {
             return Ok(name);
@@ -178,7 +178,7 @@ impl Call {
         }
     }
 
-    /// Refuses a missing name, saying where this dialect's clients find those that there are.
+    /// Rejects a missing model name, and says where clients of this dialect find the names.
     pub(super) fn has_name(&self, name: &str) -> Result<(), Failure> {
         if !name.is_empty() {
             return Ok(());
@@ -191,7 +191,7 @@ impl Call {
         Err(failure::invalid("model", &why))
     }
 
-    /// Result of the handler, as a response.
+    /// Converts a handler's result to a response.
     pub(super) fn respond(&self, result: Result<Response, Failure>) -> Response {
         match result {
             Ok(response) => response,
@@ -199,7 +199,7 @@ impl Call {
         }
     }
 
-    /// The refusal in the dialect's words.
+    /// Converts a failure to a response in the dialect's format.
     pub(super) fn refuse(&self, failure: &Failure) -> Response {
         // Requests that came far enough to be generated have lines of their own.
         tracing::debug!(
@@ -213,7 +213,7 @@ impl Call {
     }
 }
 
-/// A JSON answer.
+/// A response with a value as JSON.
 pub(super) fn json<T: Serialize>(value: &T) -> Result<Response, Failure> {
     match serde_json::to_vec(value) {
         Ok(bytes) => Ok(with_type("application/json", Body::from(bytes))),
@@ -221,7 +221,7 @@ pub(super) fn json<T: Serialize>(value: &T) -> Result<Response, Failure> {
     }
 }
 
-/// An answer with the type of its content.
+/// A response with a body of this content type.
 pub(super) fn with_type(content_type: &'static str, body: Body) -> Response {
     let mut response = Response::new(body);
     let value = HeaderValue::from_static(content_type);
@@ -229,7 +229,7 @@ pub(super) fn with_type(content_type: &'static str, body: Body) -> Response {
     response
 }
 
-/// What a query says of `key`, percent-decoded.
+/// The value of `key` in a URI's query, percent-decoded.
 pub(super) fn query(uri: &Uri, key: &str) -> Option<String> {
     let pairs = uri.query()?.split('&');
     let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
@@ -237,7 +237,7 @@ pub(super) fn query(uri: &Uri, key: &str) -> Option<String> {
     Some(percent_decoded(value))
 }
 
-/// Percent escapes as the bytes that they stand for; what is no escape stays.
+/// Decodes percent escapes to bytes; invalid ones stay.
 pub(super) fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -268,7 +268,7 @@ pub(super) fn unix_seconds() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// Whether a request may be answered where everything is full, and by anyone.
+/// Whether a request is served also on reserved connections, and without a role.
 pub(super) fn is_light(method: &Method, path: &str) -> bool {
     method == Method::GET && matches!(path, "/health" | "/v1/health" | "/metrics")
 }

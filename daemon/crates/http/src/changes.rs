@@ -1,4 +1,4 @@
-//! Streams of what changes, for as long as a client follows them: `GET /models/sse`, `GET
+//! Streams of changes, which last as long as a client follows them: `GET /models/sse`, `GET
 //! /ui/live`.
 
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ pub(super) const SILENT_MAX: Duration = Duration::from_secs(15);
 /// The comment that a stream sends when nothing has changed for a while.
 pub(super) const NOTHING_CHANGED: &str = ": nothing changed\n\n";
 
-/// The answer with these events.
+/// The response that streams these events.
 pub(super) fn response<S>(events: S) -> Response
 where
     S: Stream<Item = Result<Bytes, Infallible>> + Send + 'static,

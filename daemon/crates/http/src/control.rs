@@ -1,12 +1,12 @@
-//! What is said to an answer while it is generated: `POST /v1/chat/completions/control`.
+//! Controls a running generation: `POST /v1/chat/completions/control`.
 //!
 //! ```text
 //! chat with reasoning_control -> Control (a flag that the matcher reads at each token)
 //!   id in Controls while the answer runs <- control: {id, action: "reasoning_end"}
 //! ```
 //!
-//! *Invariant:* an id is in the list only as long as its answer runs, so that the list is no longer
-//! than requests may be.
+//! *Invariant:* an id is in the list only as long as its generation runs, so that the list is
+//! bounded by the number of requests.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ use super::call::{Call, json as answer};
 #[derive(Debug, Default)]
 pub(crate) struct Controls(Mutex<HashMap<String, Arc<AtomicBool>>>);
 
-/// The place of an answer among them, which it leaves when it is dropped.
+/// Entry of a running response in [`Controls`]; removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Control {
     controls: Arc<Controls>,
@@ -33,7 +33,7 @@ pub(super) struct Control {
 }
 
 impl Controls {
-    /// Lists an answer, and gives its place with the flag that ends its reasoning.
+    /// Adds a response, and returns its entry with the flag that ends its reasoning.
     pub(super) fn list(self: &Arc<Self>, id: &str) -> (Control, Arc<AtomicBool>) {
         let flag = Arc::new(AtomicBool::new(false));
         let mut flags = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +70,7 @@ struct ControlRequest {
     action: String,
 }
 
-/// The handler.
+/// Handler of `POST /v1/chat/completions/control`.
 pub(super) async fn control(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /v1/chat/completions/control", &request);
     let result = controlled(&http, &call, request).await;

@@ -1,4 +1,4 @@
-//! How many tokens a conversation has, without an answer.
+//! Counts the tokens of a conversation without generating a response.
 
 use axum::http::Uri;
 use axum::response::Response;
@@ -15,17 +15,17 @@ use super::call::{Call, json as answer, query};
 use super::start::{self, Conversation};
 use super::written::List;
 
-/// What a count answers with.
+/// Format of the response to a request that counts tokens.
 #[derive(Debug)]
 pub(super) struct Counted {
-    /// What the dialect says beside the count.
+    /// Fields of the response besides the count.
     fields: Value,
-    /// The ids, too.
+    /// Whether the response includes the token ids.
     with_ids: bool,
 }
 
 impl Counted {
-    /// OpenAI's, of a request by its URI: with `?tokens=true` it has the ids.
+    /// OpenAI's format; includes the ids if the URI has `?tokens=true`.
     pub(super) fn openai(uri: &Uri) -> Self {
         Self {
             fields: json!({"object": "response.input_tokens"}),
@@ -33,7 +33,7 @@ impl Counted {
         }
     }
 
-    /// Anthropic's, likewise.
+    /// Anthropic's format; includes the ids if the URI has `?tokens=true`.
     pub(super) fn anthropic(uri: &Uri) -> Self {
         Self {
             fields: json!({}),
@@ -42,11 +42,11 @@ impl Counted {
     }
 }
 
-/// Counts the tokens of a conversation as a request for its answer would be, and answers with
-/// `input_tokens` and what `counted` says. `violations` are those that were found before.
+/// Counts the prompt tokens of a conversation, and responds with `input_tokens` and the fields of
+/// `counted`. `violations` are those found earlier.
 ///
 /// # Errors
-/// Those of a conversation that cannot be answered.
+/// As for a request to continue the conversation.
 pub(super) async fn input_tokens(
     call: &Call,
     asked: Conversation,

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::call::Call;
 
-/// What a model is for, in Ollama's words where it has one.
+/// The capabilities of a model, in Ollama's terms where it has them.
 pub(super) fn capabilities(model: &LoadedModel) -> Vec<&'static str> {
     let ranks = model.model().hparams().ranks_yes_no;
     let mut capabilities = match model.model().purpose() {
@@ -26,25 +26,25 @@ pub(super) fn capabilities(model: &LoadedModel) -> Vec<&'static str> {
     capabilities
 }
 
-/// What a request asks for.
+/// A request of an embedding route.
 pub(super) struct Asked<'a> {
     pub(super) model: &'a str,
     pub(super) texts: Vec<Prompt>,
-    /// What a refusal calls the texts.
+    /// The field of the texts in error messages.
     pub(super) field: &'static str,
     pub(super) dimensions: Option<i64>,
     pub(super) n_ctx: Option<i64>,
-    /// A text that is longer is cut, not refused.
+    /// Whether a text that is too long is truncated instead of rejected.
     pub(super) truncate: bool,
-    /// What the texts are embedded for.
+    /// Purpose of the embedding, which selects the model's prompt.
     pub(super) input_type: Option<String>,
     /// Normalization of vectors; `None` for the route's default.
     pub(super) norm: Option<Norm>,
-    /// The answer can have a vector for each token.
+    /// Whether the response can have a vector for each token.
     pub(super) each_token: bool,
 }
 
-/// A text, a list of texts, token ids, or a list of lists of them.
+/// Parses a text, a list of texts, token ids, or a list of lists of ids.
 pub(super) fn texts(input: Value, field: &str) -> Result<Vec<Prompt>, Failure> {
     let wrong = || {
         let why = "give a text, a list of texts, token ids, or a list of lists of them";
@@ -67,7 +67,7 @@ pub(super) fn texts(input: Value, field: &str) -> Result<Vec<Prompt>, Failure> {
     }
 }
 
-/// A text of anybody's: names of control tokens in it are text.
+/// A prompt in which names of control tokens are plain text.
 fn of_text(text: String) -> Prompt {
     Prompt::Text {
         text,
@@ -83,14 +83,14 @@ fn of_ids(ids: &[Value]) -> Option<Prompt> {
     ids.collect::<Option<Vec<u32>>>().map(Prompt::Ids)
 }
 
-/// What the vectors take.
+/// Bytes of all vectors of a response.
 pub(super) fn vector_bytes(embedded: &Embedded) -> usize {
     let vectors = embedded.vectors.iter();
     let values: usize = vectors.map(|(vector, _)| vector.capacity()).sum();
     values * size_of::<f32>()
 }
 
-/// Embeds what is asked, and notes the request.
+/// Computes the requested embeddings, and records the request in the log.
 pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Failure> {
     let mut log = call.log(asked.model);
     let result = async {

@@ -1,4 +1,4 @@
-//! Failures in the words of each dialect: the one place where an HTTP status is chosen.
+//! Failures in the format of each dialect, and the only place where HTTP statuses are chosen.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
@@ -14,16 +14,17 @@ const CLIENT_CLOSED: u16 = 499;
 /// The dialect whose error format a response has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// OpenAI's and llama-server's.
+    /// The format of OpenAI and llama-server.
     OpenAi,
-    /// Anthropic's.
+    /// The format of Anthropic.
     Anthropic,
-    /// Ollama's.
+    /// The format of Ollama.
     Ollama,
 }
 
 impl Dialect {
-    /// By the path; the list of models, which two dialects have at one path, by a header.
+    /// The dialect of a request, by its path; for the list of models, which two dialects have at
+    /// the same path, by a header.
     pub(super) fn of(uri: &Uri, headers: &HeaderMap) -> Self {
         let path = uri.path();
         let anthropic = path.starts_with("/v1/models") && headers.contains_key("anthropic-version");
@@ -36,7 +37,7 @@ impl Dialect {
         }
     }
 
-    /// The failure as an answer.
+    /// The failure as a response.
     pub(super) fn response(self, failure: &Failure, id: &str) -> Response {
         let body = self.body(failure, id).to_string();
         let mut response = with_type("application/json", Body::from(body));
@@ -66,7 +67,7 @@ impl Dialect {
         response
     }
 
-    /// The failure as an object, which streams send, too.
+    /// The failure as a JSON object, for responses and streams.
     pub(super) fn body(self, failure: &Failure, id: &str) -> Value {
         let message = failure.message();
         match self {
@@ -117,27 +118,27 @@ fn exceeds_context(failure: &Failure) -> bool {
     failure.reason() == Reason::ContextExceeded
 }
 
-/// A number of a failure's metadata.
+/// A numeric value in a failure's metadata.
 fn number_of(failure: &Failure, key: &str) -> Option<u64> {
     failure.metadata().get(key)?.parse().ok()
 }
 
-/// The status of a failure. Clients try 408, 409, 429 and 5xx again by themselves.
+/// The HTTP status of a failure. Clients retry 408, 409, 429 and 5xx by themselves.
 pub(super) fn status(failure: &Failure) -> StatusCode {
     answer(failure.reason()).0
 }
 
-/// What is left of a request that is answered with a failure.
+/// How much of the body of a failed request was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RequestBody {
-    /// The body was read.
+    /// The whole body was read.
     Read,
     /// The body, or a part of it, is unread. The connection is closed then, and the response says
     /// so, lest the client sends its next request into it.
     Left,
 }
 
-/// The status of a reason, and whether the request's body was read before.
+/// The HTTP status for a reason, and whether the request's body has been read when it occurs.
 fn answer(reason: Reason) -> (StatusCode, RequestBody) {
     match reason {
         Reason::InvalidField
@@ -220,7 +221,7 @@ fn openai_type(failure: &Failure) -> &'static str {
     }
 }
 
-/// OpenAI's own code where it has one, else our reason.
+/// The error code: OpenAI's own if it has one, else the failure's reason.
 fn openai_code(failure: &Failure) -> &'static str {
     match failure.reason() {
         Reason::ContextExceeded => "context_length_exceeded",

@@ -1,20 +1,20 @@
-//! Which field of a body is wrong, and how, in words for who wrote the body.
+//! Finds the invalid field of a body, and describes the error in terms of JSON.
 
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use serde_json::{Error, Value};
 
-/// Maximum number of members of a body that are tried for the one at fault.
+/// Maximum number of members of a body that are tried to find the invalid one.
 const MEMBERS_MAX: usize = 64;
 
-/// Largest body in bytes whose members are tried: each trial reads the whole body again.
+/// Maximum size in bytes of a body whose members are tried: each trial parses the whole body again.
 const TRIED_MAX_BYTES: usize = 16 << 10;
 
-/// Longest name of a field in a message, in bytes.
+/// Maximum length of a field's name in a message, in bytes.
 const FIELD_MAX: usize = 128;
 
-/// The field at fault, as `tools[0].type`, and what is wrong with it. The field is `body` where no
-/// single one is at fault.
+/// The invalid field, such as `tools[0].type`, and what is wrong with it. The field is `body` if no
+/// single one is invalid.
 pub(super) fn of<T: DeserializeOwned>(bytes: &[u8], error: &Error) -> (String, String) {
     let body = || "body".to_owned();
     if bytes.is_empty() {
@@ -31,8 +31,8 @@ pub(super) fn of<T: DeserializeOwned>(bytes: &[u8], error: &Error) -> (String, S
     (field.unwrap_or_else(body), said)
 }
 
-/// The path to the value at fault; `None` if that is the whole body or a member that is gathered
-/// with others before it is looked at.
+/// The path to the invalid value; `None` if that is the whole body, or a flattened member
+/// (`serde(flatten)`).
 fn path_of<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let error = serde_path_to_error::deserialize::<_, T>(&mut reader).err()?;
@@ -44,8 +44,8 @@ fn path_of<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// The member without which the body can be read, or is wrong for another reason. Members that are
-/// gathered before they are looked at (`serde(flatten)`) leave no path in an error.
+/// The member without which the body parses, or fails for another reason; for flattened members,
+/// whose errors have no path.
 fn member_of<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
     if bytes.len() > TRIED_MAX_BYTES {
         return None;
@@ -67,7 +67,7 @@ fn member_of<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
     (name.len() <= FIELD_MAX).then(|| name.clone())
 }
 
-/// The terms of serde in those of JSON.
+/// Replaces serde's terms in an error message by those of JSON.
 fn in_words(text: &str) -> String {
     let mut words: Vec<&str> = Vec::new();
     let mut terms = text.split(' ');

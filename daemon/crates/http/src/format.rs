@@ -1,4 +1,4 @@
-//! What an answer is held to, in each dialect's spelling.
+//! Constrained output, in the fields of each dialect.
 
 use rocmforge_chat::format::Format;
 use rocmforge_failure::{self as failure, Failure};
@@ -10,10 +10,11 @@ use super::sampling::says_something;
 
 /// The first line by which llama-server recognizes a grammar in llguidance's Lark; others are GBNF.
 const LARK_MARK: &str = "%llguidance";
-/// What every grammar in GBNF has, and none in Lark outside of its texts.
+/// Text that every GBNF grammar contains, and no Lark grammar outside of its strings.
 const GBNF_MARK: &str = "::=";
 
-/// The fields of OpenAI's chat and completions, with those of llama-server's and vLLM's own.
+/// Format fields of OpenAI's chat and completion requests, including those of llama-server and
+/// vLLM.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct WireFormat {
     response_format: Option<Value>,
@@ -27,7 +28,7 @@ pub(super) struct WireFormat {
 }
 
 impl WireFormat {
-    /// The format; an error where there are several.
+    /// The format that the fields ask for; an error if there are several.
     pub(super) fn format(self) -> Result<Option<Format>, Failure> {
         let named = [
             of_response(self.response_format.as_ref())?,
@@ -54,7 +55,8 @@ impl WireFormat {
     }
 }
 
-/// OpenAI's `response_format`: `{"type": "json_schema", "json_schema": {"schema": {...}}}`.
+/// The format of OpenAI's `response_format`: `{"type": "json_schema", "json_schema": {"schema":
+/// {...}}}`.
 fn of_response(format: Option<&Value>) -> Result<Option<Format>, Failure> {
     const FIELD: &str = "response_format";
     let Some(format) = format.filter(|format| says_something(Some(format))) else {
@@ -69,8 +71,8 @@ fn of_response(format: Option<&Value>) -> Result<Option<Format>, Failure> {
     of_kind(&format["type"], described(format), FIELD)
 }
 
-/// The schema of a format: below `json_schema` in chat completions, beside the type elsewhere and
-/// in llama-server's chat completions, beside `json_object` too. Clients send either to both.
+/// The schema object of a format: below `json_schema` in chat completions, beside the type
+/// elsewhere. Clients send either to both.
 fn described(format: &Value) -> &Value {
     match &format["json_schema"]["schema"] {
         Value::Null => &format["schema"],
@@ -78,7 +80,7 @@ fn described(format: &Value) -> &Value {
     }
 }
 
-/// `text.format` of responses: `{"type": "json_schema", "schema": {...}}`.
+/// The format of `text.format` in OpenAI's responses: `{"type": "json_schema", "schema": {...}}`.
 pub(super) fn of_responses(text: Option<&Value>) -> Result<Option<Format>, Failure> {
     let format = text.map(|text| &text["format"]);
     let Some(format) = format.filter(|format| says_something(Some(format))) else {
@@ -87,7 +89,7 @@ pub(super) fn of_responses(text: Option<&Value>) -> Result<Option<Format>, Failu
     of_kind(&format["type"], described(format), "text.format")
 }
 
-/// Anthropic's `output_config.format`, and `output_format` before that.
+/// The format of Anthropic's `output_config.format`, or the older `output_format`.
 pub(super) fn of_messages(
     config: Option<&Value>,
     before: Option<&Value>,
@@ -129,8 +131,7 @@ fn schema(schema: Option<Value>) -> Option<Format> {
     Some(Format::new(Grammar::JsonSchema(schema), "json_schema"))
 }
 
-/// A grammar in GBNF, or in Lark where it says so: by its first word, as llama-server has it, or by
-/// the sign of its rules.
+/// A grammar in GBNF, or in Lark if its first line or its rules show that.
 fn grammar(grammar: Option<&Value>, field: &'static str) -> Result<Option<Format>, Failure> {
     let text = match grammar {
         None | Some(Value::Null) => return Ok(None),
@@ -147,7 +148,7 @@ fn grammar(grammar: Option<&Value>, field: &'static str) -> Result<Option<Format
     Ok(Some(Format::new(grammar, field)))
 }
 
-/// `structured_outputs` of vLLM: an object with one of its kinds.
+/// The format of vLLM's `structured_outputs`: an object with one kind of constraint.
 fn structured(wanted: Option<&Value>) -> Result<Option<Format>, Failure> {
     const FIELD: &str = "structured_outputs";
     const KINDS: [&str; 5] = ["json", "json_object", "regex", "choice", "grammar"];
@@ -195,7 +196,7 @@ fn guided(
     Ok(Some(Format::new(grammar, field)))
 }
 
-/// Ollama's `format`: "json", or a schema.
+/// The format of Ollama's `format`: "json", or a schema.
 pub(super) fn of_ollama(format: Option<Value>) -> Result<Option<Format>, Failure> {
     let grammar = match format {
         None | Some(Value::Null) => return Ok(None),

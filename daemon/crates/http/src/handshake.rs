@@ -1,9 +1,8 @@
 //! TLS handshakes, bounded in time and number.
 //!
 //! *Invariants:* a client that does not end its handshake within [`HANDSHAKE_WAIT_MAX`] is closed;
-//! above [`HANDSHAKES_MAX`] the one that was accepted first makes room, so that slow ones keep
-//! nobody out (tests `the_oldest_makes_room`,
-//! `a_handshake_that_does_not_end_is_closed_and_keeps_nobody_out`).
+//! above [`HANDSHAKES_MAX`] the oldest one is closed, so that slow clients keep nobody out (tests
+//! `the_oldest_makes_room`, `a_handshake_that_does_not_end_is_closed_and_keeps_nobody_out`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,25 +16,25 @@ use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// How long a client may take from its connection to the end of the handshake.
+/// Maximum time from a connection to the end of its handshake.
 const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Handshakes under way.
+/// Maximum number of handshakes under way.
 const HANDSHAKES_MAX: usize = 128;
-/// Room for rustls to wait in for a client that reads slowly.
+/// Maximum bytes of unsent data that rustls may buffer for a slow client.
 const UNSENT_MAX_BYTES: usize = 64 << 10;
-/// What a client gets that speaks HTTP in the clear.
+/// Response to a client that speaks plain HTTP to a TLS address.
 const IN_THE_CLEAR: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 51\r\nconnection: close\r\n\r\n\
       this address is served with TLS; use https:// here\n";
 
-/// The handshakes that are under way.
+/// All handshakes under way.
 #[derive(Debug, Default)]
 pub(super) struct Handshakes(Mutex<UnderWay>);
 
 #[derive(Debug, Default)]
 struct UnderWay {
     next: u64,
-    /// The oldest first. Dropping the sender ends a handshake.
+    /// Handshakes under way, oldest first. Dropping the sender ends a handshake.
     open: VecDeque<(u64, oneshot::Sender<()>)>,
 }
 
@@ -44,7 +43,7 @@ struct UnderWay {
 pub(super) struct Place {
     all: Arc<Handshakes>,
     id: u64,
-    /// Ready when the place has to be given up.
+    /// Ready when the handshake has to end because newer ones need the place.
     given_up: oneshot::Receiver<()>,
 }
 
@@ -55,13 +54,13 @@ impl Drop for Place {
 }
 
 impl Handshakes {
-    /// Locks the handshakes under way; they are consistent at every moment.
+    /// Locks the list of handshakes, also if poisoned: it is always consistent.
     fn lock(&self) -> MutexGuard<'_, UnderWay> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection. To be asked for where connections are accepted: tasks do not run
-    /// in the order in which they are spawned, and places are given up in the order of this call.
+    /// Takes a place for a connection, closing the oldest handshake if all are taken. Call it where
+    /// connections are accepted: places are given up in the order of these calls.
     pub(super) fn enter(self: &Arc<Self>) -> Place {
         let (sender, given_up) = oneshot::channel();
         let mut under_way = self.lock();
@@ -80,10 +79,10 @@ impl Handshakes {
 }
 
 impl Place {
-    /// Makes a handshake.
+    /// Performs a TLS handshake.
     ///
     /// # Errors
-    /// When the client does not, takes too long, or has to make room for others.
+    /// The handshake failed, took too long, or was closed for newer ones.
     pub(super) async fn make(
         mut self,
         stream: TcpStream,

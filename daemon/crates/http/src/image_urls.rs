@@ -1,5 +1,5 @@
-//! Images that requests name by a URL: fetched before their prompt is made, from hosts that are
-//! allowed ([`rocmforge_hub::Fetcher`]), for models that read images.
+//! Fetches images that requests name by URL, from allowed hosts ([`rocmforge_hub::Fetcher`]), for
+//! models that read images.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_tokenizer::{Chat, ImageData, Message};
 
-/// Maximum number of bytes of an image.
+/// Maximum size of an image in bytes.
 const BYTES_MAX: u64 = 20 << 20;
-/// How long the images of a request may take together.
+/// Maximum time in which all images of a request are fetched.
 const TIME_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of images of a request that are fetched.
 const FETCHED_MAX: usize = 16;
 
-/// Fetches images.
+/// Fetches images of requests.
 #[derive(Debug)]
 pub(super) struct ImageUrls(Fetcher);
 
@@ -27,12 +27,12 @@ impl ImageUrls {
         Self(Fetcher::new(hosts))
     }
 
-    /// Puts the bytes of images in the place of their URLs. Does nothing for a model that reads
-    /// text only, and where no host is allowed: then the service refuses the URLs.
+    /// Replaces URLs of images by the images' bytes. Does nothing for a model that reads text only,
+    /// or if no host is allowed: then the service rejects the URLs.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT names the part whose image is not to be had; RESOURCE_EXHAUSTED where there
-    /// is no memory for it now; DEADLINE_EXCEEDED.
+    /// INVALID_ARGUMENT names the part whose image cannot be fetched; RESOURCE_EXHAUSTED
+    /// if there is no memory for it now; DEADLINE_EXCEEDED.
     pub(super) async fn fetch(
         &self,
         service: &Service,
@@ -80,7 +80,7 @@ impl ImageUrls {
     }
 }
 
-/// Why the image that is the `n`th to be fetched is not there.
+/// The error message for the `n`th fetched image.
 fn why(error: &FetchError, n: usize) -> String {
     match error {
         FetchError::TooSlow { host, .. } if n > 1 => format!(

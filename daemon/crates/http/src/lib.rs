@@ -92,23 +92,23 @@ pub use self::tls::{Tls, TlsFault};
 pub use self::token::Tokens;
 pub use self::ui::ShownSetting;
 
-/// Where HTTP is served, and what callers over TCP need. Nothing, by default.
+/// The HTTP listeners, and what clients over TCP need. Empty by default.
 #[derive(Debug, Default)]
 pub struct HttpListeners {
-    /// A Unix socket.
+    /// A Unix socket to serve.
     pub unix: Option<UnixListener>,
-    /// Addresses.
+    /// TCP addresses to serve.
     pub tcp: Vec<TcpListener>,
-    /// Whether the service manager holds all of them, too: who connects while the daemon drains
-    /// then waits for its successor.
+    /// Whether the service manager also holds the sockets: clients that connect while the daemon
+    /// drains then wait for its successor.
     pub kept: bool,
-    /// What callers over TCP have to send, one of them.
+    /// Bearer tokens, one of which clients over TCP have to send; `None` if none is needed.
     pub tokens: Option<Tokens>,
     /// The certificate of the addresses, if they are served with TLS.
     pub tls: Option<Tls>,
-    /// Pages and names beyond this machine's own that are let in without a token.
+    /// Origins and hosts besides this machine's own that are allowed without a token.
     pub allowed: Allowed,
-    /// Where models are downloaded from, and to.
+    /// Where models are downloaded from, and where to.
     pub pulls: PullConfig,
     /// Hosts from which images of requests are fetched.
     pub image_hosts: Hosts,
@@ -116,36 +116,36 @@ pub struct HttpListeners {
     pub settings: Vec<ShownSetting>,
 }
 
-/// What all handlers share.
+/// State that all handlers share.
 #[derive(Debug)]
 pub struct Http {
     service: Arc<Service>,
     runtimes: Runtimes,
     /// Responses that are being sent.
     replies: Arc<Replies>,
-    /// The lock is held to copy or replace it.
+    /// The tokens that clients over TCP need. The lock is held only to copy or replace them.
     tokens: RwLock<Option<Tokens>>,
     /// TLS certificate and key, if configured; a reload changes them.
     tls: RwLock<Option<Tls>>,
-    /// Pages and names that are let in without a token.
+    /// Origins and hosts that are allowed without a token.
     allowed: Allowed,
-    /// When models are unloaded by `keep_alive`.
+    /// When the weights of models are freed by `keep_alive`.
     keep_alives: Arc<KeepAlives>,
-    /// Earlier responses, for requests that refer to them.
+    /// Earlier responses, to which requests may refer.
     memory: Arc<Memory>,
     /// Running responses that a client can control.
     controls: Arc<Controls>,
     /// Downloads of models.
     pulls: Arc<Pulls>,
-    /// Images that requests name by a URL.
+    /// Fetches images that requests name by URL.
     image_urls: Arc<ImageUrls>,
     /// The settings that were in force at the start.
     settings: Vec<ShownSetting>,
 }
 
 impl Http {
-    /// What answers requests to `service`: who may ask it over TCP (`tokens`, `tls`, `allowed`),
-    /// where models are downloaded from, what `/ui` shows, and from where images are fetched.
+    /// The state for requests to `service`: access over TCP (`tokens`, `tls`, `allowed`),
+    /// downloads, settings for `/ui`, and hosts of images.
     pub fn new(
         service: Arc<Service>,
         runtimes: Runtimes,
@@ -174,7 +174,7 @@ impl Http {
         })
     }
 
-    /// What handshakes are made with now, where there are any.
+    /// The present TLS configuration, if there is one.
     fn tls(&self) -> Option<Arc<ServerConfig>> {
         let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
         tls.as_ref().map(Tls::config)
@@ -198,7 +198,7 @@ impl Http {
     }
 }
 
-/// All routes, behind the gate.
+/// All routes, behind the access checks.
 pub(crate) fn router(http: &Arc<Http>) -> Router {
     let routes = Router::new()
         .route("/health", get(llama::health))
@@ -283,7 +283,7 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
     routes.layer(gate).with_state(Arc::clone(http))
 }
 
-/// The models: listed, downloaded and deleted.
+/// The methods of `/models`: list, download and delete.
 fn model_list() -> MethodRouter<Arc<Http>> {
     routing::get(llama::models)
         .post(model_store::download)
@@ -291,19 +291,19 @@ fn model_list() -> MethodRouter<Arc<Http>> {
         .fallback(only_get_post_or_delete)
 }
 
-/// A response that is kept: read, or deleted.
+/// The methods of a stored response: read and delete.
 fn kept_responses() -> MethodRouter<Arc<Http>> {
     routing::get(openai::responses::kept::get)
         .delete(openai::responses::kept::delete)
         .fallback(only_get_or_delete)
 }
 
-/// A route that is read; axum adds `Allow` to what the other methods get.
+/// A route for GET only; axum adds the header `Allow` to responses for other methods.
 fn get<H: Handler<T, Arc<Http>>, T: 'static>(handler: H) -> MethodRouter<Arc<Http>> {
     routing::get(handler).fallback(only_get)
 }
 
-/// A route that is posted to, likewise.
+/// A route for POST only; axum adds the header `Allow` to responses for other methods.
 fn post<H: Handler<T, Arc<Http>>, T: 'static>(handler: H) -> MethodRouter<Arc<Http>> {
     routing::post(handler).fallback(only_post)
 }

@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded in number, served with HTTP/1.1 until the daemon closes.
+//! Accepts connections, bounded in number, and serves them with HTTP/1.1 until the daemon closes.
 //!
 //! A connection that sends no whole header within [`HEADER_WAIT_MAX`], also between requests, is
 //! closed by hyper.
@@ -31,15 +31,14 @@ use super::call::Client;
 use super::handshake::Handshakes;
 use super::{Http, HttpListeners, path, router, sending};
 
-/// How long a client may take to send the header of a request, counted from its connection or its
-/// last answer.
+/// Maximum time for the head of a request, from the connection or its last response.
 const HEADER_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Maximum number of bytes of a request's head, all headers together.
+/// Maximum size of a request's head in bytes.
 const HEADER_MAX_BYTES: usize = 32 << 10;
 /// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 100;
 
-/// What listens.
+/// A listening socket.
 enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener),
@@ -63,15 +62,15 @@ impl Listener {
 /// Phase of the daemon's shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Requests are taken.
+    /// Requests are accepted.
     Serving,
-    /// New work is refused, and running requests may end.
+    /// New work is rejected, and running requests may end.
     Draining,
-    /// The last of them has ended.
+    /// The last request has ended.
     Closing,
 }
 
-/// When a listener and its connections close.
+/// Decides when a listener and its connections close.
 #[derive(Clone)]
 struct Closing {
     phase: watch::Receiver<Phase>,
@@ -86,11 +85,11 @@ impl Closing {
 }
 
 /// Serves the listeners until `phase` says to close, then until the last connection has ended.
-/// Listeners that are kept for a successor close when the daemon drains: their connections end with
-/// the answers under way, and who connects waits for the successor.
+/// Listeners that are kept for a successor close when the daemon drains: their connections end
+/// after the current responses, and new clients wait for the successor.
 ///
 /// # Errors
-/// When a listener cannot be used.
+/// A listener cannot be used.
 // Behind a pointer, so that the server is compiled here: a future that is known by its type is
 // compiled where it is awaited.
 #[inline(never)]
@@ -209,13 +208,13 @@ async fn accept(
     while connections.join_next().await.is_some() {}
 }
 
-/// A connection's place, and the word to close it.
+/// A connection's entry, and the signal to close it.
 type Place = (Arc<Peer>, oneshot::Receiver<()>);
 
-/// What answers a connection's requests.
+/// The state and routes that handle a connection's requests.
 type Handling = (Arc<Http>, Router);
 
-/// Serves a connection once its handshake is made.
+/// Serves a connection after its TLS handshake.
 async fn serve_tls(
     making: impl Future<Output = io::Result<TlsStream<TcpStream>>> + Send + 'static,
     (peer, mut closed): Place,

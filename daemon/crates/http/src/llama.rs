@@ -29,7 +29,7 @@ use super::prompt::{WireMessage, messages, model_name};
 use super::template::WireTemplate;
 use super::written::List;
 
-/// `GET /health`: 200 while work is taken, 503 otherwise.
+/// `GET /health`: 200 while work is accepted, 503 otherwise.
 pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /health", &request);
     let snapshot = http.service.engine.snapshot();
@@ -43,7 +43,7 @@ pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> R
     }
 }
 
-/// The model that a request names; without a name, the only one that is loaded, or that there is.
+/// The model that a request names; without a name the only loaded model, or the only one.
 pub(super) async fn named(call: &Call, name: Option<&str>) -> Result<Arc<LoadedModel>, Failure> {
     let name = name.unwrap_or_default();
     if name.is_empty() {
@@ -57,7 +57,7 @@ pub(super) async fn named(call: &Call, name: Option<&str>) -> Result<Arc<LoadedM
     call.model(&name).await
 }
 
-/// `GET /props`, of the model in `?model=`.
+/// `GET /props`: properties of the model in `?model=`.
 pub(super) async fn props(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /props", &request);
     let name = query(request.uri(), "model");
@@ -108,7 +108,7 @@ async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure
     answer(&props)
 }
 
-/// What a request that sets nothing is generated with, in llama-server's words.
+/// Default generation settings of a model, in llama-server's fields.
 fn settings(params: &SamplingParams, max_tokens: Option<u32>) -> Value {
     let order: Vec<_> = params.order.iter().map(|kind| kind.name()).collect();
     let version = match params.mirostat.map(|held| held.version) {
@@ -160,7 +160,7 @@ struct TokenizeRequest {
     with_pieces: Option<bool>,
 }
 
-/// `POST /tokenize`.
+/// `POST /tokenize`: token ids of a text.
 pub(super) async fn tokenize(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /tokenize", &request);
     let result = tokens(&call, request).await;
@@ -211,14 +211,14 @@ async fn tokens(call: &Call, request: Request) -> Result<Response, Failure> {
     list.answer(call)
 }
 
-/// A token with its piece.
+/// A token id with its piece of text.
 #[derive(Debug, Serialize)]
 struct Token<'a> {
     id: u32,
     piece: Piece<'a>,
 }
 
-/// A piece that is no text by itself is a list of its bytes.
+/// The piece of a token: text, or a list of bytes if it is not valid UTF-8 by itself.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Piece<'a> {
@@ -245,7 +245,7 @@ struct TemplateRequest {
     template: WireTemplate,
 }
 
-/// `POST /apply-template`: what a conversation would let the model continue.
+/// `POST /apply-template`: renders a conversation to a prompt.
 pub(super) async fn apply_template(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /apply-template", &request);
     let result = template(&call, request).await;
@@ -324,7 +324,7 @@ struct Named {
     model: String,
 }
 
-/// `POST /models/load`.
+/// `POST /models/load`: loads a model.
 pub(super) async fn load(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /models/load", &request);
     let result = loaded(&call, request).await;
@@ -340,7 +340,7 @@ async fn loaded(call: &Call, request: Request) -> Result<Response, Failure> {
     answer(&json!({"success": true}))
 }
 
-/// `POST /models/unload`.
+/// `POST /models/unload`: unloads a model.
 pub(super) async fn unload(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /models/unload", &request);
     let result = unloaded(&http, &call, request).await;

@@ -15,7 +15,7 @@ use super::adapter_scales::WireAdapter;
 use super::call::{Call, json as answer, query};
 use super::llama::named;
 
-/// The handler of `GET /lora-adapters`, of the model in `?model=`.
+/// Handler of `GET /lora-adapters`: lists the adapters of the model in `?model=`.
 pub(super) async fn list(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /lora-adapters", &request);
     let name = query(request.uri(), "model");
@@ -48,8 +48,8 @@ fn described(model: &LoadedModel) -> Value {
     list.map(describe).collect()
 }
 
-/// The handler of `POST /lora-adapters`, of the model in `?model=`: sets the scales of requests
-/// that list no adapters; of adapters that are not listed they become 0.
+/// Handler of `POST /lora-adapters`: sets the default scales of adapters of the model in `?model=`;
+/// adapters that are not listed get 0.
 pub(super) async fn set(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /lora-adapters", &request);
     let name = query(request.uri(), "model");

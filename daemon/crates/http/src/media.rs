@@ -1,9 +1,9 @@
-//! Parts of messages that are no text: documents whose text is there, and what the models here
-//! cannot read.
+//! Converts parts of messages other than text: documents with their text, and media that models
+//! here cannot read.
 //!
 //! A conversation keeps a picture for as long as it lives. A request that was refused for it would
-//! be refused with every later turn, too, so that the model is told in a text that something was
-//! left out. The text is the same for the same part, so that prompts go on to begin alike.
+//! be refused with every later turn, too, so the model is told in a text that something was left
+//! out. The text is the same for the same part, so that cached prefixes stay valid.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,18 +13,18 @@ use serde_json::Value;
 use super::picture::is_image;
 use super::prompt::kind_of;
 
-/// Beginning of the bytes of a PDF, which may be UTF-8 otherwise.
+/// The first bytes of a PDF, which may otherwise be UTF-8.
 const PDF: &[u8] = b"%PDF";
-/// Longest name of a file or document that is shown to the model, in characters.
+/// Maximum length of a file's or document's name that is shown to the model, in characters.
 const NAME_MAX_CHARS: usize = 200;
 
 /// Text that the model gets in place of an image.
 pub(super) const IMAGE: &str = rocmforge_chat::images::LEFT_OUT;
 
-/// The text of a part of this type, or the text in its place. `field` names the part.
+/// The text of a part of this type, or a replacement text. `field` names the part.
 ///
 /// # Errors
-/// UNIMPLEMENTED where no dialect has the type, INVALID_ARGUMENT where its content is none.
+/// UNIMPLEMENTED if no dialect has the type, INVALID_ARGUMENT if its content is invalid.
 pub(super) fn text_of(kind: &str, part: &Value, field: &str) -> Result<String, Failure> {
     let left_out = match kind {
         kind if is_image(kind) => {
@@ -48,7 +48,7 @@ pub(super) fn text_of(kind: &str, part: &Value, field: &str) -> Result<String, F
     Ok(format!("[{left_out} left out: this model reads text only]"))
 }
 
-/// The text of a document, with its name, or that it was left out.
+/// The text of a document with its name, or a note that it was left out.
 fn document(part: &Value, field: &str) -> Result<String, Failure> {
     let file = part.get("file").unwrap_or(part);
     let source = &part["source"];
@@ -82,7 +82,7 @@ fn document(part: &Value, field: &str) -> Result<String, Failure> {
     ))
 }
 
-/// The text of a search's result, with what it was found in.
+/// The text of a search result, with its source.
 fn search_result(part: &Value, field: &str) -> Result<String, Failure> {
     let said = |key: &str| attribute(key, part[key].as_str().unwrap_or_default());
     let attributes = format!("{}{}", said("title"), said("source"));
@@ -99,7 +99,7 @@ fn attribute(key: &str, value: &str) -> String {
     }
 }
 
-/// The texts of a text or of a list of parts, which `field` names; none where there is nothing.
+/// The texts in a text or a list of parts, which `field` names; empty if there are none.
 fn text_within(content: &Value, field: &str) -> Result<String, Failure> {
     let parts = match content {
         Value::Null => return Ok(String::new()),
@@ -122,7 +122,7 @@ fn text_within(content: &Value, field: &str) -> Result<String, Failure> {
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// The text that Base64 stands for, alone or in a `data:` URL; nothing where the bytes are no text.
+/// The text in Base64, alone or in a `data:` URL; `None` if the bytes are not text.
 fn decoded(data: &str) -> Option<String> {
     let base64 = match data.strip_prefix("data:") {
         Some(url) => url.split_once(";base64,")?.1,

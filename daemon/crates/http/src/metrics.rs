@@ -1,5 +1,5 @@
-//! `GET /metrics`: Prometheus text, from the published snapshot alone. The metrics are declared in
-//! [`table`].
+//! `GET /metrics`: Prometheus text, made from the published snapshot only. The metrics are declared
+//! in [`table`].
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ mod text;
 
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What vLLM calls a block, in tokens: routers multiply by it.
+/// Number of tokens of a KV block in vLLM's metrics, by which routers multiply.
 const BLOCK_TOKENS: u64 = 16;
 
-/// What metrics are read from.
+/// Sources of metric values: the snapshot and measurements.
 struct Source<'a> {
     snapshot: &'a Snapshot,
     measured: &'a Measured,
     /// Measurements of the requests of each model.
     records: Vec<(String, Arc<Record>)>,
-    /// Clients that asked within the last minutes, and some before them.
+    /// Clients that sent requests within the last minutes, and some earlier ones.
     peers: Vec<PeerUse>,
-    /// Requests that may run at once.
+    /// Maximum number of requests that run at once.
     running_max: u32,
     /// Bytes reserved for images of requests.
     image_memory: u64,
@@ -40,7 +40,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Requests of a client that run, and those in the queue.
+    /// Numbers of a client's running and queued requests.
     fn requests(&self, used: &PeerUse) -> (u32, u32) {
         let client = used.peer.client();
         let found = self.snapshot.clients.iter().find(|c| c.client == client);
@@ -53,7 +53,7 @@ impl Source<'_> {
     }
 }
 
-/// The handler.
+/// Handler of `GET /metrics`.
 pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
     let service = &http.service;
     let snapshot = service.engine.snapshot();
@@ -78,15 +78,15 @@ fn page(source: &Source<'_>) -> String {
     page
 }
 
-/// The budget of the next request: one that is released comes back with it, and a router must not
-/// take the daemon for full meanwhile.
+/// The budget for the next request, in bytes: while memory is released, the budget that the next
+/// request restores, so that routers do not consider the daemon full.
 fn budget_bytes(snapshot: &Snapshot) -> u64 {
     let released = snapshot.released_budget;
     released.unwrap_or(snapshot.cache.budget_bytes)
 }
 
-/// The share of the room for KV that is in use. KV shares one budget with weights, which make room
-/// for it; what is in the way of more is what cannot be evicted.
+/// Share of the possible KV memory that is in use, 0 to 1. KV shares one budget with weights, which
+/// are evicted for it; only what cannot be evicted counts as used.
 fn kv_use(budget_bytes: u64, cache: &CacheStatus) -> f64 {
     let room = budget_bytes.saturating_sub(cache.pinned_bytes + cache.scratch_bytes);
     if room == 0 {
@@ -95,8 +95,8 @@ fn kv_use(budget_bytes: u64, cache: &CacheStatus) -> f64 {
     (cache.kv_bytes as f64 / room as f64).min(1.0)
 }
 
-/// Tokens of a block of KV, and blocks that the budget has room for: of the model that needs most,
-/// which bounds them for all.
+/// Tokens of a KV block, and number of blocks that fit the budget, for the model that needs most
+/// per token.
 fn block(snapshot: &Snapshot) -> (u64, u64) {
     let models = snapshot.models.iter();
     let per_token = models.map(|m| m.model.model().info().kv_bytes_per_token);

@@ -1,8 +1,8 @@
 //! `GET /models/sse`: which models are loaded and unloaded, and how downloads in the background go,
 //! as it happens, in llama-server's words.
 //!
-//! Only changes are told; `GET /models` has the state. A model is told under its name and under
-//! each alias. There is no `loading` in between: a load takes milliseconds.
+//! Only changes are sent; `GET /models` has the state. A model is reported under its name and each
+//! alias. There is no `loading` in between: a load takes milliseconds.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -25,10 +25,10 @@ use super::changes::{self, NOTHING_CHANGED, SILENT_MAX};
 use super::pulls::Pulls;
 use super::reply::event;
 
-/// Shortest time between two looks: while it works the engine publishes every few milliseconds.
+/// Minimum time between two checks, since a busy engine publishes every few milliseconds.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The handler.
+/// Handler of `GET /models/sse`.
 pub(super) async fn models(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /models/sse", &request);
     if let Err(failure) = call.service.admit() {
@@ -65,14 +65,14 @@ struct Watching {
     /// Downloads as they were last sent.
     told: Vec<(String, &'static str, Value)>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
-    /// The models that it knows to be loaded.
+    /// Names of models that the client knows to be loaded.
     names: BTreeSet<String>,
     /// Time of the last event.
     said: Option<Instant>,
 }
 
 impl Watching {
-    /// The next event; `None` once the daemon ends.
+    /// Waits for the next event; `None` once the daemon ends.
     async fn next(&mut self) -> Option<String> {
         // The header goes out with the first bytes.
         let Some(said) = self.said else {
@@ -104,7 +104,7 @@ impl Watching {
         }
     }
 
-    /// The events of downloads that went on.
+    /// Appends events for downloads that made progress.
     fn tell_downloads(&mut self, text: &mut String) {
         let now = self.pulls.told();
         for told in now.iter().filter(|told| !self.told.contains(told)) {
@@ -115,7 +115,7 @@ impl Watching {
         self.told = now;
     }
 
-    /// The events of what is different from what the client knows.
+    /// Events for the differences from what the client knows.
     fn tell(&mut self, now: BTreeSet<String>) -> String {
         let gone = self.names.difference(&now).map(|name| (name, "unloaded"));
         let new = now.difference(&self.names).map(|name| (name, "loaded"));

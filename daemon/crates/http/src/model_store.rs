@@ -1,5 +1,5 @@
-//! Model files that clients delete and copy, and downloads that they begin: what the routes of
-//! llama-server and of Ollama share.
+//! Deletion and copies of model files, and downloads started by clients: shared by the routes of
+//! llama-server and Ollama.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::call::{Call, Client, json as answer, query};
 use super::pulls::failed;
 use super::refusals;
 
-/// Whether a caller sits at this machine's Unix socket.
+/// Whether a request came over the Unix socket.
 pub(super) fn is_at_socket(request: &Request) -> bool {
     let client = request.extensions().get::<Client>();
     client.is_some_and(|client| client.caller.is_some())
@@ -54,16 +54,16 @@ pub(super) async fn delete(State(http): State<Arc<Http>>, request: Request) -> R
     call.respond(result.and_then(|()| answer(&json!({"success": true}))))
 }
 
-/// What happens to a model that is loaded when its file is to be deleted.
+/// What to do if the model whose file is to be deleted is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IfLoaded {
-    /// The file stays.
+    /// Reject the deletion.
     Refuse,
-    /// The model is unloaded, unless it has requests or is pinned: Ollama's clients cannot unload.
+    /// Unload the model, unless it has requests or is pinned: Ollama's clients cannot unload.
     Unload,
 }
 
-/// Deletes the file of the model of this name.
+/// Deletes the file of the model with this name.
 pub(super) async fn removed(
     http: &Http,
     call: &Call,
@@ -97,7 +97,7 @@ pub(super) async fn removed(
     log.end(done)
 }
 
-/// Makes the model of a name known under a second one.
+/// Makes a model available under a second name.
 pub(super) async fn copied(
     http: &Http,
     call: &Call,
@@ -119,7 +119,7 @@ pub(super) async fn copied(
     log.end(done)
 }
 
-/// The file that a name stands for.
+/// The file of the model with this name.
 async fn file_of(call: &Call, name: &str) -> Result<ModelFile, Failure> {
     let listed = call.service.list_files().await?;
     let short = name.strip_suffix(":latest").unwrap_or(name);
@@ -130,7 +130,7 @@ async fn file_of(call: &Call, name: &str) -> Result<ModelFile, Failure> {
     }
 }
 
-/// Does what blocks on the directory of downloads.
+/// Runs work that blocks on the download directory.
 async fn in_dir(
     http: &Http,
     work: impl FnOnce(&Path) -> Result<(), rocmforge_hub::Error> + Send + 'static,

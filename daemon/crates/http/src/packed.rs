@@ -1,5 +1,5 @@
-//! Bodies of requests that come compressed (`Content-Encoding`), unpacked within bounds: a body of
-//! some bytes may stand for a thousand times as many.
+//! Decompresses bodies of requests (`Content-Encoding`), within bounds: a body of some bytes may
+//! stand for a thousand times as many.
 
 use std::io::Read;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use rocmforge_failure::{self as failure, Failure};
 use rocmforge_service::sum::Held;
 
-/// Codings that are taken, as a header lists them.
+/// Accepted content codings, as a header lists them.
 pub(super) const ACCEPTED: &str = "gzip, deflate, identity";
-/// When to try again where bytes are short.
+/// Delay after which a client should retry when too many bytes are being read.
 const RETRY: Duration = Duration::from_secs(1);
-/// Bytes that are unpacked before they are counted.
+/// Number of bytes that are unpacked before they are counted.
 const STEP_BYTES: usize = 64 << 10;
-/// Low bits of the first byte of a zlib stream: what it is compressed with is deflate.
+/// Low bits of the first byte of a zlib stream, which mean deflate.
 const ZLIB_METHOD: u8 = 8;
 
-/// How the bytes of a body are coded.
+/// Content coding of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
     /// The bytes are not compressed.
     Plain,
     /// gzip, of one member or several.
     Gzip,
-    /// deflate, within zlib as RFC 9110 has it, or bare as some clients send it.
+    /// deflate, within zlib as in RFC 9110, or raw as some clients send it.
     Deflate,
 }
 
 impl Coding {
-    /// By the value of `Content-Encoding`; nothing where it is another one, or several. Some
+    /// Parses the value of `Content-Encoding`; `None` for an unsupported one, or several. Some
     /// clients put the charset there.
     pub(super) fn of(value: &[u8]) -> Option<Self> {
         let mut coding = Self::Plain;
@@ -54,11 +54,11 @@ impl Coding {
         Some(coding)
     }
 
-    /// Unpacks a body to at most `max` bytes, which `held` counts beside those that came.
+    /// Unpacks a body to at most `max` bytes, which `held` counts in addition to the received ones.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where the bytes are not of this coding or break off, and where they stand
-    /// for too many; what [`too_many_at_once`] says where there is no room.
+    /// INVALID_ARGUMENT if the bytes are invalid or incomplete, or unpack to too many;
+    /// [`too_many_at_once`] if there is no room.
     pub(super) fn unpack(
         self,
         bytes: &[u8],
@@ -104,7 +104,7 @@ impl Coding {
     }
 }
 
-/// Whether deflate comes within zlib: a header of two bytes whose sum is a multiple of 31.
+/// Whether deflate data is within zlib: a header of two bytes whose value is a multiple of 31.
 fn is_zlib(bytes: &[u8]) -> bool {
     match bytes {
         [first, second, ..] => {

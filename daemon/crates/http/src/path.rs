@@ -1,12 +1,12 @@
-//! Paths as clients write them: a base URL that ends in a slash makes two of it, and some clients
-//! put one behind.
+//! Normalizes request paths: a base URL that ends in a slash leads to double slashes, and some
+//! clients append one.
 //!
-//! *Invariant:* paths are made regular before anything looks at them, roles and routes alike.
+//! *Invariant:* paths are normalized before roles and routes are determined.
 
 use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 
-/// The target with single slashes and none at its end; nothing where it is so already.
+/// The URI with single slashes and none at its end; `None` if it is so already.
 pub(super) fn regular(uri: &Uri) -> Option<Uri> {
     let path = uri.path();
     if !path.contains("//") && (path == "/" || !path.ends_with('/')) {

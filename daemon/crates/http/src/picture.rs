@@ -1,25 +1,25 @@
-//! Images in messages, as the dialects write them: for models that read images. What models that
-//! read text only are told in their places is in `media.rs`.
+//! Parses images in messages of all dialects, for models that read images. `media.rs` has the texts
+//! that replace them for other models.
 
 use std::sync::Arc;
 
 use rocmforge_tokenizer::{ChatImage, Content, ImageData, Seen};
 use serde_json::{Value, json};
 
-/// Maximum number of pixels of an image of the detail `low`: 512 x 512, as OpenAI has it.
+/// Maximum number of pixels of an image with the detail `low`: 512 x 512, as in OpenAI's API.
 const LOW_PIXELS: u64 = 512 * 512;
 /// Error for an image URL with an unsupported scheme.
 const NO_URL: &str = "this is no data:, https: or http: URL; give the image as a data: URL \
                       (data:image/png;base64,...)";
-/// Longest URL of an image that is elsewhere, bytes.
+/// Maximum length of an image's URL in bytes, `data:` URLs excepted.
 const URL_MAX: usize = 8192;
 
-/// What a message or a result of a tool says.
+/// Content of a message or of a tool's result.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Said {
-    /// For a model that reads text only.
+    /// The content for a model that reads text only.
     pub(super) content: Content,
-    /// For a model that reads images, where there are some; else empty.
+    /// The content for a model that reads images; empty if there are no images.
     pub(super) seen: Vec<Seen>,
 }
 
@@ -32,8 +32,7 @@ impl From<Content> for Said {
     }
 }
 
-/// What is seen with texts that stand side by side as one, a line each, as where parts are joined
-/// to a text.
+/// Joins adjacent texts to one, a line each.
 pub(super) fn with_joined_texts(seen: Vec<Seen>) -> Vec<Seen> {
     let mut joined: Vec<Seen> = Vec::with_capacity(seen.len());
     for next in seen {
@@ -53,7 +52,7 @@ pub(super) fn is_image(kind: &str) -> bool {
     matches!(kind, "image" | "image_url" | "input_image" | "image_file")
 }
 
-/// The image of a part of this type, which `field` names; nothing where it is another.
+/// The image in a part of this type, which `field` names; `None` for other types.
 pub(super) fn of_part(kind: &str, part: &Value, field: &str) -> Option<ChatImage> {
     is_image(kind).then(|| {
         let pixels_max = pixels_max(part);
@@ -67,7 +66,7 @@ pub(super) fn of_part(kind: &str, part: &Value, field: &str) -> Option<ChatImage
     })
 }
 
-/// Maximum number of pixels by a part's `detail`; nothing where the model decides.
+/// Maximum number of pixels by a part's `detail`; `None` lets the model decide.
 fn pixels_max(part: &Value) -> Result<Option<u64>, String> {
     let places = [&part["image_url"]["detail"], &part["detail"]];
     let detail = places.into_iter().find(|detail| !detail.is_null());
@@ -80,7 +79,7 @@ fn pixels_max(part: &Value) -> Result<Option<u64>, String> {
     }
 }
 
-/// An image of Ollama's list, which `field` names.
+/// An image in Ollama's list, which `field` names.
 pub(super) fn of_ollama(image: &Value, field: String) -> ChatImage {
     let data = match image.as_str() {
         Some(text) => of_base64(text),
@@ -128,7 +127,7 @@ fn data_of(part: &Value) -> Result<ImageData, String> {
     }
 }
 
-/// The Base64 of a `data:` URL, or where the image is.
+/// The Base64 data of a `data:` URL, or the URL to fetch.
 fn of_url(url: &str) -> Result<ImageData, String> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     if ["http", "https"]
@@ -158,7 +157,7 @@ fn of_url(url: &str) -> Result<ImageData, String> {
     Ok(ImageData::Base64(Arc::from(data)))
 }
 
-/// Base64 by itself, or in a `data:` URL, as some clients send it everywhere.
+/// Base64 data, alone or in a `data:` URL, which some clients send everywhere.
 fn of_base64(text: &str) -> Result<ImageData, String> {
     match text.starts_with("data:") {
         true => of_url(text),

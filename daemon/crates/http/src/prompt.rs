@@ -1,4 +1,4 @@
-//! Conversations as OpenAI's and Ollama's clients write them.
+//! Parses conversations of OpenAI's and Ollama's clients.
 
 use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::{ChatImage, Content, Message, Seen, ToolCall};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::media;
 use super::picture::{self, Said};
 
-/// A text, or a list.
+/// A JSON string or a list.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "expected a text or a list")]
 pub(super) enum TextOr<T> {
@@ -24,7 +24,7 @@ impl TextOr<String> {
         }
     }
 
-    /// Stop strings without the empty ones, which some clients send for none.
+    /// The stop strings without empty ones, which some clients send for none.
     pub(super) fn stops(self) -> Self {
         let mut list = self.into_list();
         list.retain(|stop| !stop.is_empty());
@@ -45,16 +45,16 @@ pub(super) struct WireMessage {
     pub(super) reasoning: Option<String>,
     pub(super) thinking: Option<String>,
     pub(super) images: Option<Vec<Value>>,
-    /// The call of an answer in the form before tools.
+    /// The call of an assistant's message in the format before tools.
     function_call: Option<WireFunction>,
 }
 
-/// A call of an earlier answer.
+/// A tool call in an earlier message of the assistant.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct WireToolCall {
     id: Option<String>,
     function: Option<WireFunction>,
-    /// Call of a tool whose input is text, in conversations that another server began.
+    /// Call of a tool whose input is text, in conversations that began on another server.
     custom: Option<WireCustom>,
 }
 
@@ -72,10 +72,10 @@ struct WireFunction {
     arguments: Value,
 }
 
-/// The type of a part of reasoning, and the member that has its text.
+/// The type of a reasoning part, and the member with its text.
 const THINKING: &str = "thinking";
 
-/// The messages as templates see them.
+/// Converts messages to the form that templates take.
 pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, Failure> {
     let each = wire.into_iter().enumerate();
     each.map(|(at, message)| one(at, message)).collect()
@@ -138,8 +138,8 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
     })
 }
 
-/// What a message says, with the text in place of each of the images of its list, and with the
-/// images in front for a model that reads them, as Ollama has them. `field` names one of them.
+/// The content of a message with images in Ollama's list: texts in their places for other models,
+/// and the images first for a model that reads them. `field` names an image by index.
 pub(super) fn with_images(said: Said, images: &[Value], field: impl Fn(usize) -> String) -> Said {
     if images.is_empty() {
         return said;
@@ -168,7 +168,7 @@ pub(super) fn with_images(said: Said, images: &[Value], field: impl Fn(usize) ->
     Said { content, seen }
 }
 
-/// A text with the text in place of each of `n` images beside it.
+/// A text preceded by the replacement texts for `n` images.
 pub(super) fn beside_images(text: &str, n: usize) -> String {
     let told = vec![media::IMAGE; n].join("\n");
     match (text.is_empty(), n) {
@@ -178,13 +178,13 @@ pub(super) fn beside_images(text: &str, n: usize) -> String {
     }
 }
 
-/// The name of a model, or an empty one where there is none.
+/// Deserializes a model's name; empty if it is missing.
 pub(super) fn model_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Option::<String>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Takes parts of reasoning out of an answer, in Mistral's form: `thinking` is a text, or parts of
-/// text. They count where the message has no reasoning of its own.
+/// Moves reasoning parts in Mistral's format out of an assistant's message: `thinking` is a text,
+/// or parts of text. They are ignored if the message has reasoning of its own.
 fn take_thoughts(
     parts: &mut [Value],
     reasoning: &mut Option<String>,
@@ -210,7 +210,7 @@ fn take_thoughts(
     Ok(())
 }
 
-/// Adds a thought to those of a message: an answer may think again after its calls.
+/// Appends reasoning to a message: the model may reason again after its calls.
 pub(super) fn add_thought(message: &mut Message, thought: String) {
     match &mut message.reasoning_content {
         Some(all) => *all = format!("{all}\n{thought}"),
@@ -218,12 +218,12 @@ pub(super) fn add_thought(message: &mut Message, thought: String) {
     }
 }
 
-/// The member of an object; null where there is none, or where it is no object.
+/// Takes a member out of an object; null if it is missing or the value is not an object.
 pub(super) fn take(value: &mut Value, key: &str) -> Value {
     value.get_mut(key).map(Value::take).unwrap_or_default()
 }
 
-/// A text of an object, which it has no more.
+/// Takes a string member out of an object.
 pub(super) fn take_text(
     value: &mut Value,
     key: &str,
@@ -238,9 +238,9 @@ pub(super) fn take_text(
     }
 }
 
-/// Parts of a message as text, with their further members, which reach the template: documents are
-/// what is in them, and what models here cannot read leaves a text that says so. Beside it images,
-/// for models that read them.
+/// Converts parts of a message to text; further members of a part are kept for the template.
+/// Documents become their text, and media that models here cannot read become a note. Images are
+/// also kept for models that read them.
 pub(super) fn text_parts(
     parts: Vec<Value>,
     field: impl Fn(usize) -> String,
@@ -274,7 +274,7 @@ pub(super) fn text_parts(
     Ok(of_texts(texts, images))
 }
 
-/// What texts with their further members come to, of which some take the place of an image.
+/// The content for texts with further members, some of which stand in place of an image.
 fn of_texts(mut texts: Vec<(String, Value)>, images: Vec<Option<ChatImage>>) -> Said {
     // One part without more is what a text is.
     if let [(text, part)] = texts.as_mut_slice()
@@ -305,7 +305,7 @@ fn of_texts(mut texts: Vec<(String, Value)>, images: Vec<Option<ChatImage>>) -> 
     }
 }
 
-/// The type of a part; one without is text.
+/// The type of a part; a part without a type is text.
 pub(super) fn kind_of(part: &Value, field: impl Fn() -> String) -> Result<&str, Failure> {
     match part.get("type") {
         None | Some(Value::Null) => Ok("text"),
@@ -317,7 +317,7 @@ pub(super) fn kind_of(part: &Value, field: impl Fn() -> String) -> Result<&str, 
     }
 }
 
-/// Whether a part of text has this member for its text.
+/// Whether a member is the text of a text part.
 fn is_of_text(key: &str) -> bool {
     matches!(key, "type" | "text" | "refusal")
 }

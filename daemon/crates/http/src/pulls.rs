@@ -1,10 +1,11 @@
-//! Downloads that the daemon makes for clients over HTTP.
+//! Downloads of models that clients start over HTTP.
 //!
 //! Each runs on a thread of its own, so that nothing else waits for its disk or its checksums. One
 //! that a client follows ends with the client; one in the background ends by itself, or is
 //! cancelled by its name.
 //!
-//! *Invariant:* at most [`PULLS_MAX`] run at once, and at most [`REMEMBERED_MAX`] are told of.
+//! *Invariant:* at most [`PULLS_MAX`] run at once, and the state of at most [`REMEMBERED_MAX`] is
+//! kept.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -19,29 +20,29 @@ use crate::refusals;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-/// Downloads that run at once.
+/// Maximum number of downloads that run at once.
 const PULLS_MAX: usize = 4;
-/// Downloads in the background whose state is kept.
+/// Maximum number of background downloads whose state is kept.
 const REMEMBERED_MAX: usize = 64;
 /// Maximum number of progress steps that wait for a reader; further ones are dropped.
 const STEPS_WAITING: usize = 256;
-/// Threads of a download that may block on the disk.
+/// Maximum number of blocking threads of a download.
 const BLOCKING_THREADS_MAX: usize = 8;
-/// When to try again where too many run.
+/// Delay after which a client should retry when too many downloads run.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Where downloads come from and go to. Nowhere, by default.
+/// Sources and target directory of downloads; none by default.
 #[derive(Debug, Clone, Default)]
 pub struct PullConfig {
     /// The model directory for downloads.
     pub dir: Option<PathBuf>,
-    /// The hubs.
+    /// Configuration of the hubs.
     pub hub: Config,
-    /// Whether callers over TCP may download, copy and delete.
+    /// Whether clients over TCP may download, copy and delete models.
     pub over_tcp: bool,
 }
 
-/// Reads the file of a hub's token.
+/// Reads a hub's token from a file.
 ///
 /// # Errors
 /// A message with the file's path.
@@ -54,34 +55,33 @@ pub fn hub_token(path: &Path) -> Result<Token, String> {
     rocmforge_hub::token(&text).map_err(told)
 }
 
-/// What happens in a download.
+/// An event of a download.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The download goes on.
+    /// Progress of the download.
     Event(Event),
     /// The download has ended.
     Ended(Result<Vec<Pulled>, Error>),
 }
 
-/// A download in the background.
+/// A background download.
 #[derive(Debug)]
 struct Background {
     cancel: Option<oneshot::Sender<()>>,
     files: Vec<Planned>,
-    /// Bytes that are there, by the number of the file.
+    /// Received bytes by the index of the file.
     done: HashMap<usize, u64>,
     ended: Option<Result<(), String>>,
 }
 
-/// The downloads of a daemon.
+/// All downloads of the daemon.
 #[derive(Debug)]
 pub(crate) struct Pulls {
     config: PullConfig,
     places: Arc<Semaphore>,
-    /// Downloads in the background by their source. The lock is held for a few operations on values
-    /// only.
+    /// Background downloads by their source. The lock is held only for a few operations on values.
     background: Mutex<BTreeMap<String, Background>>,
-    /// Counts changes of the state of downloads in the background.
+    /// Number of changes of the state of background downloads.
     changes: watch::Sender<u64>,
 }
 
@@ -95,24 +95,25 @@ impl Pulls {
         })
     }
 
-    /// Whether callers over TCP may have models downloaded, copied and deleted.
+    /// Whether clients over TCP may download, copy and delete models.
     pub(super) fn over_tcp(&self) -> bool {
         self.config.over_tcp
     }
 
-    /// The model directory that downloads go to.
+    /// The model directory for downloads.
     ///
     /// # Errors
-    /// NO_MODEL_DIR.
+    ///
+    /// NO_MODEL_DIR if none is configured.
     pub(super) fn dir(&self) -> Result<PathBuf, Failure> {
         self.config.dir.clone().ok_or_else(refusals::no_model_dir)
     }
 
-    /// Begins a download; it ends when the receiver is dropped. Nobody may have any address read
-    /// but those who sit at this machine.
+    /// Begins a download; it ends when the receiver is dropped. Only clients at this machine may
+    /// name arbitrary URLs.
     ///
     /// # Errors
-    /// What is wrong with the name, and FULL_NOW.
+    /// The name is invalid, or FULL_NOW if too many run.
     pub(super) fn start(
         self: &Arc<Self>,
         name: &str,
@@ -187,9 +188,11 @@ impl Pulls {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a download that goes on without its client; one under way stays the only one.
+    /// Starts a background download, which continues without its client; a running one of the same
+    /// source is kept.
     ///
     /// # Errors
+    ///
     /// As [`Pulls::start`].
     pub(super) fn start_behind(
         self: &Arc<Self>,
@@ -242,7 +245,7 @@ impl Pulls {
         self.changes.send_modify(|n| *n += 1);
     }
 
-    /// Ends a download in the background; whether there was one.
+    /// Cancels a background download. Returns whether there was one.
     pub(super) fn cancel(&self, name: &str) -> bool {
         let mut background = self.background();
         let pull = background.get_mut(name).filter(|pull| pull.ended.is_none());
@@ -255,7 +258,7 @@ impl Pulls {
         self.changes.subscribe()
     }
 
-    /// The downloads in the background in llama-server's words: the name, the event, its data.
+    /// Background downloads in llama-server's format: name, event and data.
     pub(super) fn told(&self) -> Vec<(String, &'static str, Value)> {
         let background = self.background();
         let told = background.iter().map(|(name, pull)| {
@@ -270,7 +273,7 @@ impl Pulls {
     }
 }
 
-/// Notes a download that begins.
+/// Adds a background download that begins.
 fn remember(
     background: &mut BTreeMap<String, Background>,
     name: &str,
@@ -316,7 +319,7 @@ impl Background {
     }
 }
 
-/// A hub's error as a failure.
+/// Converts an error of a hub to a failure.
 pub(super) fn failed(error: &Error) -> Failure {
     let message = error.to_string();
     match error {

@@ -1,9 +1,9 @@
-//! Failures that HTTP makes itself.
+//! Failures that only HTTP has.
 
 use rocmforge_failure::{Failure, Reason};
 use rocmforge_service::roles::Role;
 
-/// NOT_FOUND: no response of this name is kept for this client.
+/// NOT_FOUND: no response with this id is stored for this client.
 pub(crate) fn unknown_response(id: &str) -> Failure {
     let message = format!(
         "no response '{id}' is kept; the last ones of each client are, until the daemon ends, where store is not false"
@@ -14,7 +14,7 @@ pub(crate) fn unknown_response(id: &str) -> Failure {
         .says(&message)
 }
 
-/// INVALID_ARGUMENT: a request goes on from a response that is not kept.
+/// INVALID_ARGUMENT: `previous_response_id` names a response that is not stored.
 pub(crate) fn unknown_previous(id: &str) -> Failure {
     let message = format!(
         "previous_response_id: response '{id}' is not kept; the last ones of each client are, until the daemon ends, \
@@ -26,7 +26,7 @@ pub(crate) fn unknown_previous(id: &str) -> Failure {
         .says(&message)
 }
 
-/// NOT_FOUND: a request refers to an item that is not kept.
+/// NOT_FOUND: a request refers to an item that is not stored.
 pub(crate) fn unknown_item(field: &str, id: &str) -> Failure {
     let message = format!(
         "{field}: item '{id}' is not kept; the last ones of each client are, until the daemon ends, where store is not \
@@ -38,7 +38,7 @@ pub(crate) fn unknown_item(field: &str, id: &str) -> Failure {
         .says(&message)
 }
 
-/// UNIMPLEMENTED: the body of a request is compressed.
+/// UNIMPLEMENTED: the content coding of a request's body is not supported.
 pub(crate) fn content_encoding(encoding: &str, accepted: &str) -> Failure {
     let message = format!(
         "Content-Encoding: {encoding} is not read here; send the body as it is, or in one of {accepted}"
@@ -59,7 +59,7 @@ pub(crate) fn token_missing() -> Failure {
         )
 }
 
-/// PERMISSION_DENIED: an address that any process of this machine reaches gives no such role.
+/// PERMISSION_DENIED: clients of a TCP address without tokens do not get this role.
 pub(crate) fn role_missing_here(role: Role) -> Failure {
     Failure::new(Reason::RoleMissing)
         .with("role", role.to_string())
@@ -70,7 +70,7 @@ pub(crate) fn role_missing_here(role: Role) -> Failure {
         ))
 }
 
-/// PERMISSION_DENIED: callers over TCP may not have models downloaded, copied or deleted.
+/// PERMISSION_DENIED: clients over TCP may not download, copy or delete models.
 pub(crate) fn pull_over_tcp_off() -> Failure {
     Failure::new(Reason::RoleMissing)
         .with("role", Role::Admin.to_string())
@@ -81,12 +81,12 @@ pub(crate) fn pull_over_tcp_off() -> Failure {
         )
 }
 
-/// NOT_FOUND: a hub has no such model or file, or there is none to delete.
+/// NOT_FOUND: the hub has no such model or file, or there is none to delete.
 pub(crate) fn not_on_hub(message: &str) -> Failure {
     Failure::new(Reason::NotOnHub).says(message)
 }
 
-/// UNAVAILABLE: a hub fails, or a download does.
+/// UNAVAILABLE: the hub or a download failed.
 pub(crate) fn hub_failed(word: &str, message: &str) -> Failure {
     Failure::new(Reason::HubFailed)
         .with("cause", word)
@@ -109,7 +109,7 @@ pub(crate) fn no_model_dir() -> Failure {
     )
 }
 
-/// PERMISSION_DENIED: a web page of another site is behind the request.
+/// PERMISSION_DENIED: a web page of another site sent the request.
 pub(crate) fn foreign_origin(header: &str, value: &str) -> Failure {
     let setting = match header {
         "Host" => "http_allow_hosts",
@@ -124,14 +124,14 @@ pub(crate) fn foreign_origin(header: &str, value: &str) -> Failure {
         ))
 }
 
-/// NOT_FOUND: nothing answers here.
+/// NOT_FOUND: there is no route at this path.
 pub(crate) fn no_route(method: &str, path: &str) -> Failure {
     Failure::new(Reason::NoSuchRoute).says(&format!(
         "nothing answers {method} {path}; docs/http-api.md lists the routes"
     ))
 }
 
-/// UNIMPLEMENTED: what answers here takes another method.
+/// UNIMPLEMENTED: the route does not support this method.
 pub(crate) fn no_method(method: &str, path: &str, taken: &str) -> Failure {
     Failure::new(Reason::MethodNotAllowed).says(&format!("{path} takes no {method}; send {taken}"))
 }

@@ -1,4 +1,4 @@
-//! From the engine's events to an answer: whole, or a stream of a dialect's events.
+//! Converts the engine's events to a response: as a whole, or as a stream of a dialect's events.
 //!
 //! ```text
 //! engine's events -> Splitter -> parts -+-> whole: collected, then one JSON document
@@ -9,11 +9,11 @@
 //! *Invariants:* the generation ends when its client goes, or has not read for ten seconds and
 //! others wait at their end; a stream that is silent for fifteen seconds says that it lives
 //! ([`PATIENCE`]; tests below, and `a_client_that_goes_ends_its_generation`). A body ends cleanly
-//! only behind the dialect's last events or its failure ([`Last`]); otherwise the connection is
-//! reset, so that no part of an answer passes for all.
+//! only after the dialect's last events or its failure ([`Last`]); otherwise the connection is
+//! reset, so that a partial response never looks complete.
 //!
-//! What fails before the first event and within [`FIRST_WAIT`] is answered with a
-//! status, not inside of a stream.
+//! A failure before the first event and within [`FIRST_WAIT`] gets an HTTP status, not an event of
+//! a stream.
 
 use std::pin::{Pin, pin};
 use std::time::Duration;
@@ -49,46 +49,46 @@ const PATIENCE: Patience = Patience {
     heartbeat: Duration::from_secs(15),
     unread: Duration::from_secs(10),
 };
-/// How long the first event is waited for before the header of a stream is sent: what is refused by
-/// then gets a status.
+/// How long the first event is awaited before the head of a stream is sent: failures until then get
+/// an HTTP status.
 const FIRST_WAIT: Duration = Duration::from_secs(2);
-/// Chunks that may wait for the connection; the engine has a queue of its own.
+/// Maximum number of chunks that wait for the connection; the engine has its own queue.
 const CHUNKS_WAITING: usize = 8;
 
-/// A dialect's events. Each method appends what is sent.
+/// Writer of a dialect's stream events. Each method appends to the output.
 pub(super) trait Events: Send + 'static {
-    /// The type of the stream's content.
+    /// Content type of the stream.
     const CONTENT_TYPE: &'static str;
 
-    /// The first events.
+    /// Appends the first events.
     fn begin(&mut self, out: &mut String);
-    /// The index of the answer that what follows is about.
+    /// Sets the index of the completion that the next events concern.
     fn choice(&mut self, _: usize) {}
     /// Notes that tokens were generated; their text may follow later.
     fn tokens(&mut self, _: usize) {}
-    /// The scores of tokens whose text comes next; called only where they are wanted.
+    /// Takes the scores of tokens whose text follows; called only if scores are wanted.
     fn scores(&mut self, _: Vec<TokenScore>) {}
-    /// The tokens whose text was to come next came to none, as those of marks do.
+    /// The tokens whose scores were taken have no text, such as those of marks.
     fn unsaid(&mut self) {}
-    /// More of the answer.
+    /// Appends more output of the completion.
     fn part(&mut self, part: Part, out: &mut String);
-    /// A sign of life.
+    /// Appends a heartbeat.
     fn heartbeat(&mut self, out: &mut String);
-    /// The last events of an answer that others go on behind.
+    /// Appends the last events of a completion while others go on.
     fn choice_end(&mut self, _: &Ended, _: &mut String) {}
-    /// The last events.
+    /// Appends the last events of the stream.
     fn end(&mut self, ended: &Ended, out: &mut String);
-    /// The last events of a stream that failed.
+    /// Appends the last events of a failed stream.
     fn failed(&mut self, failure: &Failure, out: &mut String);
 }
 
 /// Heartbeat of a silent stream: a comment, which readers of server-sent events ignore.
 pub(super) const SSE_HEARTBEAT: &str = ": still computing\n\n";
 
-/// The answer as a stream.
+/// Sends a generation as a stream.
 ///
 /// # Errors
-/// What failed before the first event.
+/// A failure before the first event.
 pub(super) async fn stream<E: Events>(
     mut generation: Generation,
     events: E,
@@ -113,26 +113,26 @@ pub(super) async fn stream<E: Events>(
     Ok(streamed::<E>(Body::from_stream(taken)))
 }
 
-/// A task without its type: the code around one is generated for each type that is spawned.
+/// Erases a task's type: the runtime's code is generated for each type that is spawned.
 pub(super) fn any(
     work: impl Future<Output = ()> + Send + 'static,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(work)
 }
 
-/// The error of a body that has no end: its writer stopped in the middle.
+/// The error of a body whose writer stopped before its end.
 #[derive(Debug, thiserror::Error)]
 #[error("the stream broke off")]
 pub(super) struct BrokenOff;
 
-/// Where a stream is written.
+/// The sending end of a stream's chunks.
 pub(super) struct Chunks {
     pub(super) waiting: mpsc::Sender<Bytes>,
     pub(super) last: Last,
 }
 
-/// Says that the stream is whole, with what comes behind all chunks that wait: there is room for it
-/// where there is none for a chunk. Dropped unused, it breaks the stream off.
+/// Marks a stream as complete, with a final chunk for which there is always room. If it is dropped
+/// unused, the stream breaks off.
 pub(super) struct Last(oneshot::Sender<Bytes>);
 
 impl Last {
@@ -142,7 +142,7 @@ impl Last {
     }
 }
 
-/// The two ends of a stream, between which a limited number of chunks may wait.
+/// A channel for a stream's chunks, of which a limited number may wait.
 pub(super) fn channel(
     chunks_waiting: usize,
 ) -> (
@@ -159,7 +159,7 @@ pub(super) fn channel(
     (Chunks { waiting, last }, all)
 }
 
-/// A stream that says nothing but that it failed.
+/// A stream that consists of a failure only.
 pub(super) fn failed_stream<E: Events>(mut events: E, failure: &Failure) -> Response {
     let mut out = String::new();
     events.begin(&mut out);
@@ -177,9 +177,9 @@ fn streamed<E: Events>(body: Body) -> Response {
     response
 }
 
-/// Where steps come from: the engine, by way of [`Generation`].
+/// Source of generation steps; tests have their own.
 trait Steps: Send {
-    /// The next step. Cancelling it loses nothing.
+    /// Waits for the next step. Dropping the future loses nothing.
     fn next(&mut self) -> impl Future<Output = Step> + Send;
 }
 
@@ -189,9 +189,10 @@ impl Steps for Generation {
     }
 }
 
-/// Writes events until the last, or until nobody takes them. Dropping the source ends it.
+/// Writes events until the last, or until the client is gone or does not read. Dropping the source
+/// ends it.
 ///
-/// A token costs no timer: one is set for the silence, and looked at again when it fires.
+/// A token sets no timer: one timer for silence is set, and checked when it fires.
 async fn write<E: Events>(
     mut source: impl Steps,
     mut events: E,
@@ -246,7 +247,7 @@ async fn write<E: Events>(
     }
 }
 
-/// Writes a step; whether it was the last.
+/// Writes a step. Returns whether it was the last.
 fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
     match step {
         Step::More {
@@ -292,9 +293,9 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
     }
 }
 
-/// What became of a chunk.
+/// Result of sending a chunk.
 enum Sent {
-    /// The event waits for the connection.
+    /// The chunk was accepted for the connection.
     Taken,
     /// The client is gone.
     Gone,
@@ -302,7 +303,7 @@ enum Sent {
     Unread,
 }
 
-/// Hands a chunk to the connection.
+/// Passes a chunk to the connection.
 async fn send(
     chunks: &mpsc::Sender<Bytes>,
     chunk: Bytes,
@@ -330,7 +331,7 @@ async fn send(
     }
 }
 
-/// Collects the rest of a stream, and whether the stream ended.
+/// Collects the rest of a stream, and whether it ended cleanly.
 #[cfg(test)]
 pub(super) async fn collected(
     taken: impl Stream<Item = Result<Bytes, BrokenOff>>,

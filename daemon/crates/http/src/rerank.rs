@@ -1,4 +1,4 @@
-//! `POST /v1/rerank`, in the shape that Jina, Cohere, llama-server and vLLM share.
+//! `POST /v1/rerank`, in the format that Jina, Cohere, llama-server and vLLM share.
 
 use std::sync::Arc;
 
@@ -22,20 +22,21 @@ struct RerankRequest {
     model: String,
     #[serde(default)]
     query: String,
-    /// Texts, or objects with a `text`.
+    /// Documents to rank: texts, or objects with a `text`.
     #[serde(default, alias = "texts")]
     documents: Vec<Value>,
     top_n: Option<i64>,
     return_documents: Option<bool>,
     instruction: Option<String>,
-    /// text-embeddings-inference's: a classification's outputs as they are.
+    /// Field of text-embeddings-inference: whether a classification's outputs are returned as they
+    /// are.
     raw_scores: Option<bool>,
     // Refused where it asks for anything.
     max_chunks_per_doc: Option<i64>,
     max_tokens_per_doc: Option<i64>,
 }
 
-/// The handler.
+/// Handler of `POST /v1/rerank`.
 pub(super) async fn rerank(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /v1/rerank", &request);
     let result = complete(&call, request).await;
@@ -110,7 +111,7 @@ fn text(at: usize, mut document: Value) -> Result<String, Failure> {
     }
 }
 
-/// A document's place, with its text where that was asked for.
+/// A ranked document's index and score, with its text if requested.
 #[derive(Debug, Serialize)]
 struct Place<'a> {
     index: u32,

@@ -1,4 +1,4 @@
-//! The fields of further samplers, and of their order, which all dialects share.
+//! Request fields of further samplers and their order, shared by all dialects.
 
 use rocmforge_failure::Violations;
 use rocmforge_service::samplers::{SamplerFields, names_of_letters};
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::prompt::TextOr;
 use super::sampling::{small, whole_number};
 
-/// The fields in the names of llama-server, which Ollama and vLLM share where they have them.
+/// Sampler fields under llama-server's names, which Ollama and vLLM share.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct WireSamplers {
     typical_p: Option<f32>,
@@ -31,9 +31,9 @@ pub(super) struct WireSamplers {
     mirostat: Option<i64>,
     mirostat_tau: Option<f32>,
     mirostat_eta: Option<f32>,
-    /// Names, or a text of letters.
+    /// The order of samplers: names, or a string of letters.
     samplers: Option<TextOr<String>>,
-    /// Refused where it asks for anything.
+    /// A field of llama-server that is not supported; rejected if it asks for anything.
     adaptive_target: Option<f32>,
 }
 

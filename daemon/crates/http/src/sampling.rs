@@ -1,5 +1,5 @@
-//! The fields of sampling that dialects share, and fields that are refused where they ask for
-//! anything.
+//! Sampling fields that dialects share, and fields that are rejected because they are not
+//! supported.
 
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_service::check::SamplingFields;
@@ -12,7 +12,7 @@ use super::adapter_scales::{self, WireAdapter};
 use super::prompt::TextOr;
 use super::samplers::WireSamplers;
 
-/// Sampling in the names that OpenAI's, Anthropic's and Ollama's fields share.
+/// Sampling fields under the names that OpenAI, Anthropic and Ollama share.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct WireSampling {
     temperature: Option<f32>,
@@ -23,7 +23,7 @@ pub(super) struct WireSampling {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     repeat_penalty: Option<f32>,
-    /// vLLM's word for it; some clients send both.
+    /// vLLM's name for `repeat_penalty`; some clients send both.
     repetition_penalty: Option<f32>,
     #[serde(default, deserialize_with = "whole_number")]
     repeat_last_n: Option<i64>,
@@ -34,16 +34,16 @@ pub(super) struct WireSampling {
     min_tokens: Option<i64>,
     ignore_eos: Option<bool>,
     stop_token_ids: Option<Vec<u32>>,
-    /// llama-server's.
+    /// llama-server's field for the use of the prefix cache.
     cache_prompt: Option<bool>,
-    /// Maximum number of tokens of reasoning; -1 is without a bound. llama-server's.
+    /// Maximum number of reasoning tokens (llama-server's field); -1 is no limit.
     reasoning_budget: Option<Value>,
     /// llama-server's second name of `reasoning_budget`.
     thinking_budget_tokens: Option<Value>,
-    /// The longest gap between tokens that is promised, in milliseconds.
+    /// Longest gap between tokens to promise, in milliseconds.
     #[serde(default, deserialize_with = "whole_number")]
     max_gap_ms: Option<i64>,
-    /// llama-server's.
+    /// llama-server's field for LoRA adapters.
     lora: Option<Vec<WireAdapter>>,
     #[serde(flatten)]
     samplers: WireSamplers,
@@ -53,13 +53,13 @@ pub(super) struct WireSampling {
     bad_words: Option<Vec<Value>>,
 }
 
-/// A count, which the checks hold to their range: the nearest one where it is too large for them.
+/// Converts a count to i32, saturating, so that the range checks see it.
 pub(super) fn small(n: i64) -> i32 {
     let nearest = n.clamp(i32::MIN.into(), i32::MAX.into());
     nearest as i32
 }
 
-/// A whole number, or nothing. Clients whose numbers are all real ones write 512.0.
+/// Deserializes a whole number, or null. Some clients write 512.0.
 pub(super) fn whole_number<'de, D>(deserializer: D) -> Result<Option<i64>, D::Error>
 where
     D: Deserializer<'de>,
@@ -70,7 +70,7 @@ where
         Whole(i64),
         Real(f64),
     }
-    /// Up to here every whole number is a real one.
+    /// Up to this value f64 represents every whole number exactly.
     const EXACT: f64 = (1_u64 << 53) as f64;
     match Option::<Number>::deserialize(deserializer)? {
         None => Ok(None),
@@ -106,7 +106,7 @@ pub(super) fn reasoning_budget(
 }
 
 impl WireSampling {
-    /// `temperature` and `top_p` as they were written.
+    /// The values of `temperature` and `top_p` as the request has them.
     pub(super) fn told(&self) -> (Value, Value) {
         // The shortest number that is this one: 0.7, not what lies beside it.
         let number = |x: Option<f32>| {
@@ -116,7 +116,7 @@ impl WireSampling {
         (number(self.temperature), number(self.top_p))
     }
 
-    /// What would choose other tokens, and is not here.
+    /// Rejects fields that would change the output and are not supported.
     fn add_unsupported(&self, violations: &mut Violations) {
         let lists = |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
         for (field, asked) in [
@@ -209,7 +209,8 @@ impl WireSampling {
     }
 }
 
-/// `top_p`, whose 0 leaves the likeliest token, as the smallest number above it does.
+/// Replaces a `top_p` of 0, which means only the most likely token, by the smallest positive
+/// number.
 fn likeliest_alone(top_p: f32) -> f32 {
     match top_p {
         0.0 => f32::MIN_POSITIVE,
@@ -220,8 +221,8 @@ fn likeliest_alone(top_p: f32) -> f32 {
 /// Biases of token ids, and of texts.
 type Biases = (Vec<(u32, f32)>, Vec<(String, f32)>);
 
-/// Biases: `{"1234": -2.5, " word": 3}`, or llama-server's `[[1234, -2.5], [" word", 3]]`. `false`
-/// forbids a token.
+/// Parses biases: `{"1234": -2.5, " word": 3}`, or llama-server's `[[1234, -2.5], [" word", 3]]`.
+/// `false` forbids a token.
 fn biases(value: Option<&Value>) -> Option<Biases> {
     let number = |value: &Value| match value {
         Value::Bool(false) => Some(FORBIDDEN),
@@ -254,7 +255,7 @@ fn biases(value: Option<&Value>) -> Option<Biases> {
     Some(biases)
 }
 
-/// Refuses fields that would change the result and are not implemented. `asked` says whether the
+/// Rejects fields that would change the result and are not supported. The flag says whether the
 /// request asks for more than the default.
 pub(super) fn refuse_unsupported(fields: &[(&str, bool, &str)]) -> Result<(), Failure> {
     match fields.iter().find(|(_, asked, _)| *asked) {
@@ -263,7 +264,7 @@ pub(super) fn refuse_unsupported(fields: &[(&str, bool, &str)]) -> Result<(), Fa
     }
 }
 
-/// Whether a field is there and says anything.
+/// Whether a field is present and not null, false or empty.
 pub(super) fn says_something(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => false,

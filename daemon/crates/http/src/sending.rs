@@ -1,5 +1,5 @@
-//! An answer on its way out: counted where it is large, and ended where nobody reads it, together
-//! with its connection, which carries nothing else.
+//! A response being sent: counted if it is large, and ended with its connection if the client does
+//! not read it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use rocmforge_connections::{Call, Outgoing, Replies, Rule, Taken, UNREAD_MAX};
 
-/// Marks a response whose body is generated while it is sent. It may stay unread while no request
-/// waits for its memory. While others wait, a generation's own writer ends it long before this
-/// bound does (`reply.rs`); streams of changes (`changes.rs`) have no such writer.
+/// Marks a response whose body is generated while it is sent. Such a response may stay unread while
+/// no request waits for its memory. While others wait, a generation's own writer ends it long
+/// before this bound does (`reply.rs`); streams of changes (`changes.rs`) have no such writer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Streamed;
 
-/// The body of an answer, as the connection takes it.
+/// The body of a response, as the connection takes it.
 pub(super) struct Sending(Outgoing<Body>);
 
-/// Why an answer has no end.
+/// The error of a response that was ended because its client did not read it.
 #[derive(Debug, thiserror::Error)]
 #[error("its client did not read it for {} s", .0.as_secs())]
 struct Unread(Duration);
 
-/// Bounds what an answer may hold, and for how long.
+/// Limits the bytes and the time that an unread response may hold.
 pub(super) fn bounded(
     replies: &Arc<Replies>,
     response: Response,

@@ -1,4 +1,4 @@
-//! Files that a setting names and that are read whole: tokens, certificates, keys.
+//! Reads small files that settings name: tokens, certificates, keys.
 
 use std::fs;
 use std::io::Read;
@@ -7,8 +7,8 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Reads a regular file of at most `most` bytes. Of one that others must not read, `if_open` says
-/// what to do where every user can.
+/// Reads a regular file of at most `most` bytes. For a secret file, `if_open` is the advice to log
+/// if every user can read it.
 ///
 /// # Errors
 /// A message with the file's path.

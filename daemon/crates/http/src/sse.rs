@@ -1,8 +1,8 @@
-//! Server-sent events, as they are written.
+//! Writes server-sent events.
 
 use serde::Serialize;
 
-/// The type of their stream.
+/// Content type of server-sent events.
 pub(super) const SSE: &str = "text/event-stream; charset=utf-8";
 
 /// Appends a server-sent event.

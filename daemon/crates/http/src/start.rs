@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use super::call::Call;
 
-/// A conversation that is to be answered.
+/// A conversation to continue, as a dialect's handler has parsed it.
 #[derive(Debug, Clone)]
 pub(super) struct Conversation {
     pub(super) model: String,
@@ -24,38 +24,38 @@ pub(super) struct Conversation {
     pub(super) tools: Tools,
     /// More variables for the template.
     pub(super) kwargs: Map<String, Value>,
-    /// Texts that the answer may rest on, for templates that know them.
+    /// Documents for templates that support them.
     pub(super) documents: Vec<Value>,
     /// How the rendered conversation ends.
     pub(super) ending: Ending,
-    /// Without a word about it in the request, the model does not think, where its template has a
-    /// switch for that.
+    /// Whether the model should not reason unless the request asks for it, if its template has a
+    /// switch.
     pub(super) is_quiet: bool,
     pub(super) sampling: SamplingFields,
     pub(super) n_ctx: Option<i32>,
-    /// Answers that are wanted, at most [`rocmforge_service::answers::CHOICES_MAX`].
+    /// Number of completions, at most [`rocmforge_service::answers::CHOICES_MAX`].
     pub(super) choices: u32,
-    /// What a refusal calls the messages.
+    /// The field of the messages in error messages.
     pub(super) field: &'static str,
 }
 
-/// A text that is to be continued.
+/// A text to continue, as a dialect's handler has parsed it.
 #[derive(Debug)]
 pub(super) struct Continuation {
     pub(super) model: String,
     pub(super) prompt: Prompt,
     pub(super) sampling: SamplingFields,
     pub(super) n_ctx: Option<i32>,
-    /// Answers that are wanted, at most [`rocmforge_service::answers::CHOICES_MAX`].
+    /// Number of completions, at most [`rocmforge_service::answers::CHOICES_MAX`].
     pub(super) choices: u32,
     pub(super) field: &'static str,
 }
 
-/// Answers that run, each with what takes its text apart.
+/// Running completions, each with the splitter of its text.
 pub(super) type Answers = Vec<(Running, Splitter)>;
 
-/// Checks the rest of a conversation, and hands it to the engine. `violations` are those that were
-/// found before.
+/// Checks the rest of a conversation's request, and starts its generation. `violations` are those
+/// found earlier.
 pub(super) async fn chat(
     call: &Call,
     asked: Conversation,
@@ -66,7 +66,7 @@ pub(super) async fn chat(
     generation(call, begun, log)
 }
 
-/// The generation of the answers that were begun, or why there are none.
+/// The generation of the started completions; logs the failure if there are none.
 pub(super) fn generation(
     call: &Call,
     begun: Result<Answers, Failure>,
@@ -78,7 +78,7 @@ pub(super) fn generation(
     }
 }
 
-/// Begins the answers of a conversation.
+/// Starts the completions of a conversation.
 pub(super) async fn begin(
     call: &Call,
     asked: Conversation,
@@ -121,9 +121,9 @@ pub(super) async fn begin(
         .await
 }
 
-/// Switches thinking as the model's settings have it, or off where the route is quiet, if the
-/// request says nothing of it and the model's template has a switch. A model without one was made
-/// to think always: its thoughts would be cut off.
+/// Switches reasoning as the model's settings say, or off if the route is quiet, unless the request
+/// sets it or the template has no switch. Without a switch, the model was trained to always reason,
+/// and its reasoning would be cut off.
 pub(super) fn think_by_default(
     model: &LoadedModel,
     by_setting: Option<bool>,
@@ -143,7 +143,7 @@ pub(super) fn think_by_default(
     }
 }
 
-/// Checks the rest of a continuation, and hands it to the engine.
+/// Checks the rest of a request to continue a text, and starts its generation.
 pub(super) async fn text(
     call: &Call,
     asked: Continuation,

@@ -1,5 +1,4 @@
-//! What a request gives the chat template beside messages and tools, as vLLM's and llama-server's
-//! clients write it.
+//! Request fields for the chat template besides messages and tools, as in vLLM and llama-server.
 
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_tokenizer::Ending;
@@ -8,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 const GENERATION_PROMPT: &str = "add_generation_prompt";
 
-/// The fields that a template sees. `chat_template_kwargs` may hold `documents` and
-/// `add_generation_prompt`, too; the fields count more.
+/// Fields that the template sees. `chat_template_kwargs` may contain `documents` and
+/// `add_generation_prompt`, too; the separate fields have priority.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct WireTemplate {
     reasoning_effort: Option<String>,
@@ -20,7 +19,7 @@ pub(super) struct WireTemplate {
 }
 
 impl WireTemplate {
-    /// More variables for the template. `without_thoughts` turns thinking off, whatever they say.
+    /// Additional variables for the template; `without_thoughts` turns reasoning off in any case.
     pub(super) fn kwargs(&mut self, without_thoughts: bool) -> Map<String, Value> {
         let mut kwargs = self.chat_template_kwargs.take().unwrap_or_default();
         if without_thoughts {
@@ -36,11 +35,11 @@ impl WireTemplate {
         kwargs
     }
 
-    /// Texts that the answer may rest on. Templates read members of them: a text is one that has
-    /// nothing but `text`.
+    /// The documents of the request. Templates expect objects: a plain text becomes an object with
+    /// the member `text`.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for what is neither an object nor a text.
+    /// INVALID_ARGUMENT for a document that is neither an object nor a text.
     pub(super) fn documents(&mut self) -> Result<Vec<Value>, Failure> {
         let each = self.documents.take().unwrap_or_default();
         let each = each
@@ -57,7 +56,8 @@ impl WireTemplate {
         each.collect()
     }
 
-    /// How the rendered conversation ends. Asked before [`kwargs`](Self::kwargs) are taken.
+    /// How the rendered conversation ends. Call it before [`kwargs`](Self::kwargs), which takes the
+    /// fields.
     pub(super) fn ending(&self, violations: &mut Violations) -> Ending {
         let in_kwargs = || {
             let kwargs = self.chat_template_kwargs.as_ref()?;

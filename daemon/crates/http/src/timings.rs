@@ -1,4 +1,4 @@
-//! Where the time of a request went, in llama-server's `timings`.
+//! Times of a request, as llama-server's `timings`.
 
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ pub(super) fn of_ended(ended: &Ended, n: u32) -> Value {
     timings
 }
 
-/// Adds the longest gap between an answer's tokens, and what was promised of them.
+/// Adds the longest gap between tokens, and the promised one, to `timings`.
 fn add_gaps(ended: &Ended, to: &mut Value) {
     if let Some(gap) = ended.summary.longest_gap {
         to["longest_gap_ms"] = (gap.took.as_secs_f64() * 1e3).into();
@@ -49,15 +49,14 @@ fn add_gaps(ended: &Ended, to: &mut Value) {
     }
 }
 
-/// Adds promised gaps to `timings`, where a gap was promised: clients of dialects without such
-/// fields are spared them.
+/// Adds promised gaps to `timings`, if a gap was promised.
 pub(super) fn add_promised_gaps(ended: &Ended, to: &mut Value) {
     if ended.summary.promised_gap.is_some() {
         add_gaps(ended, to);
     }
 }
 
-/// The time of an answer that goes on. What it has of the prompt is known at the end.
+/// Times of a completion that is still running. Those of the prompt are only known at its end.
 #[derive(Debug, Clone)]
 pub(super) struct SoFar {
     prompt_tokens: u32,
@@ -78,13 +77,13 @@ impl SoFar {
         }
     }
 
-    /// Counts tokens that have come at a time.
+    /// Counts tokens that were generated at once.
     pub(super) fn take(&mut self, tokens: usize, now: Instant) {
         self.first.get_or_insert(now);
         self.tokens = self.tokens.saturating_add(tokens as u32);
     }
 
-    /// `timings` up to a time.
+    /// The `timings` at `now`.
     pub(super) fn told(&self, now: Instant) -> Value {
         let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
         let first = self.first.unwrap_or(now);

@@ -1,4 +1,4 @@
-//! The certificate of HTTP's address, and its private key.
+//! The TLS certificate of HTTP addresses, and its private key.
 //!
 //! Both files are PEM. They are checked when they are read, at the start and at each reload: a
 //! chain and the key of its first certificate, or a message that says what is wrong.
@@ -16,16 +16,16 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::small_file;
 
-/// Longest file.
+/// Maximum size of a file in bytes.
 const FILE_MAX_BYTES: u64 = 256 << 10;
 /// A certificate that expires within this time is reported in the log.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 /// Maximum number of certificates of a chain.
 const CHAIN_MAX: usize = 16;
-/// What is spoken inside: HTTP/1.1 and nothing else.
+/// The protocol spoken inside of TLS: only HTTP/1.1.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// A certificate with its chain and its key, ready to serve. Equal are those of the same bytes.
+/// A certificate with its chain and key, ready to serve. Two values are equal if their bytes are.
 #[derive(Clone)]
 pub struct Tls {
     /// The file of the certificate and its chain.
@@ -101,8 +101,8 @@ impl Tls {
         })
     }
 
-    /// What is wrong with the time in which the server's certificate is valid: it serves all the
-    /// same, since a client may not mind.
+    /// A warning about the certificate's validity period, if it is over or nearly so; the
+    /// certificate is served anyway, since a client may not mind.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         let since = now.duration_since(SystemTime::UNIX_EPOCH).ok()?;
         let shown = self.certificate_file.display();
@@ -135,13 +135,13 @@ impl Tls {
         }
     }
 
-    /// What handshakes are made with.
+    /// The TLS configuration for handshakes.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.config)
     }
 }
 
-/// A time as people write it, in UTC.
+/// A time formatted for display, in UTC.
 fn date(time: UnixTime) -> String {
     let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     match jiff::Timestamp::from_second(seconds) {
@@ -182,12 +182,12 @@ fn not_pem(error: &pem::Error) -> String {
     format!("it is not PEM: {error}")
 }
 
-/// A file of the size that keys and certificates have.
+/// Reads a file of the size that keys and certificates have.
 fn text_of(path: &Path) -> Result<Vec<u8>, String> {
     small_file::read(path, FILE_MAX_BYTES, None)
 }
 
-/// Reads a file that others must not read.
+/// Reads a file that other users must not be able to read.
 fn secret_of(path: &Path) -> Result<Vec<u8>, String> {
     let what_to_do = "chmod 0640 or 0600 it, and take a new key";
     small_file::read(path, FILE_MAX_BYTES, Some(what_to_do))

@@ -1,5 +1,4 @@
-//! The secrets that callers over TCP send, each with a name by which limits, log and metrics know
-//! it.
+//! The bearer tokens of clients over TCP, each with a name for limits, log and metrics.
 
 use std::fmt;
 use std::path::Path;
@@ -10,18 +9,18 @@ use rocmforge_service::peer::{TOKEN_NAME_DEFAULT, TokenName};
 
 use super::small_file;
 
-/// Shortest token: as many characters as nobody guesses.
+/// Minimum length of a token in bytes, so that it cannot be guessed.
 const TOKEN_MIN_BYTES: usize = 16;
-/// Longest token.
+/// Maximum length of a token in bytes.
 const TOKEN_MAX_BYTES: usize = 1024;
-/// Maximum number of tokens of a file.
+/// Maximum number of tokens in a file.
 const TOKENS_MAX: usize = 256;
-/// Longest file.
+/// Maximum size of a token file in bytes.
 const FILE_MAX_BYTES: u64 = 64 << 10;
 /// Header in which Anthropic's clients send the token.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The tokens that are taken: at least one.
+/// The accepted tokens: at least one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Tokens(Arc<[(TokenName, String)]>);
 
@@ -33,7 +32,7 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Reads a file; see [`Tokens::parse`].
+    /// Reads tokens from a file; see [`Tokens::parse`].
     ///
     /// # Errors
     /// A message that says what is wrong with the file or a token.
@@ -45,11 +44,12 @@ impl Tokens {
         Self::parse(&text).map_err(|message| format!("{shown}: {message}"))
     }
 
-    /// Tokens, one a line: `TOKEN`, whose name is `default`, or `NAME TOKEN`. Several may have one
-    /// name, as while one of them takes the other's place.
+    /// Parses tokens, one a line: `TOKEN`, whose name is `default`, or `NAME TOKEN`. Several may
+    /// have one name, as while one of them takes the other's place.
     ///
     /// # Errors
-    /// A message, where a name, a token's length or a character is not allowed, or there are none.
+    /// A message, if a name, a token's length or a character is not allowed, or there are
+    /// none.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let mut tokens: Vec<(TokenName, String)> = Vec::new();
@@ -71,7 +71,8 @@ impl Tokens {
         }
     }
 
-    /// The name of the token that a request brings. Takes as long for any text of a length.
+    /// The name of the token that a request has, if it is accepted. Takes the same time for any
+    /// text of a length.
     pub(super) fn sent(&self, headers: &HeaderMap) -> Option<TokenName> {
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, token) = value.to_str().ok()?.split_once(' ')?;

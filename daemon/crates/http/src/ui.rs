@@ -1,8 +1,8 @@
 //! `/ui`: a page to chat, to look at models and memory, and to see the settings in force.
 //!
-//! The page is its markup, script and style inside of the program. It asks the routes that all
-//! clients have, with a token where one is needed, so that it may do what its user may. The page
-//! itself says nothing of this daemon and is given to everyone who may connect.
+//! The page is its markup, script and style inside of the program. It uses the same routes as all
+//! clients, with a token if one is needed, so that it may do what its user may. The page itself
+//! says nothing of this daemon and is given to everyone who may connect.
 //!
 //! *Invariants* (tests below): no script or style but these two texts runs ([`POLICY`]); what comes
 //! from models, files and the daemon is set as text, never as markup.
@@ -31,23 +31,24 @@ const SCRIPT: &str = concat!(
 );
 const STYLE: &str = include_str!("ui/page.css");
 
-/// What a browser may do for the page: run its script, apply its style, and ask this daemon.
+/// Content security policy: the page may run its script, apply its style, and send requests to this
+/// daemon.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
 );
 
-/// Whether a request is for the page itself, which anyone may have.
+/// Whether a request is for the page itself, which needs no role.
 pub(super) fn is_page(method: &Method, path: &str) -> bool {
     method == Method::GET && matches!(path, "/ui" | "/ui/page.js" | "/ui/page.css")
 }
 
-/// A setting as the page shows it.
+/// A setting as the page `/ui` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShownSetting {
     /// The setting's key.
     pub key: &'static str,
-    /// The setting's value as TOML has it; `None` where nothing is set.
+    /// Value of the setting in TOML; `None` if it is not set.
     pub value: Option<String>,
     /// Source of the setting's value: default, file, environment or flag.
     pub origin: String,
@@ -77,17 +78,17 @@ fn protect(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, fresh);
 }
 
-/// The page.
+/// `GET /ui`: the page.
 pub(super) async fn page() -> Response {
     part("text/html; charset=utf-8", PAGE)
 }
 
-/// The script of the page.
+/// The script of the page `/ui`.
 pub(super) async fn script() -> Response {
     part("text/javascript; charset=utf-8", SCRIPT)
 }
 
-/// The style of the page.
+/// The style of the page `/ui`.
 pub(super) async fn style() -> Response {
     part("text/css; charset=utf-8", STYLE)
 }

@@ -1,4 +1,4 @@
-//! `GET /why`: where the time of ended requests went.
+//! `GET /why`: time accounts of ended requests.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use serde::Serialize;
 use super::Http;
 use super::call::{Call, json as answer, query};
 
-/// Where the time of requests went.
+/// The response of `GET /why`.
 #[derive(Debug, Serialize)]
 struct Answer {
     requests: Vec<Report>,
 }
 
-/// `GET /why`: of the request in `?request=`, of the `?latest=` N last ones, or of the one that
-/// took longest.
+/// `GET /why`: the account of the request in `?request=`, of the `?latest=` N last ones, or of the
+/// one that took longest.
 pub(super) async fn why(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /why", &request);
     let result = match which(request.uri()) {
@@ -32,7 +32,7 @@ pub(super) async fn why(State(http): State<Arc<Http>>, request: Request) -> Resp
     call.respond(result.and_then(|requests| answer(&Answer { requests })))
 }
 
-/// Which requests a query asks about.
+/// The requests that a query selects.
 fn which(uri: &Uri) -> Result<Which, Failure> {
     match (query(uri, "request"), query(uri, "latest")) {
         (Some(name), _) if !name.is_empty() => Ok(Which::Named(name)),

@@ -1,8 +1,8 @@
-//! Answers that are long lists, written as they are sent: what a list is made of (ids, vectors)
+//! Writes responses that are long lists while they are sent: the source of a list (ids, vectors)
 //! takes a fraction of its JSON.
 //!
-//! What fits one chunk is a body of known length. What is longer is made chunk by chunk as the
-//! connection takes them, and its source is counted as what a reply holds for that long.
+//! A list that fits one chunk is a body of known length. A longer one is made chunk by chunk as the
+//! connection takes them, and the bytes of its source are counted meanwhile.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -13,24 +13,24 @@ use rocmforge_service::sum::Held;
 use super::call::{Call, with_type};
 use super::reply::{Chunks, any, channel};
 
-/// Bytes of a chunk, beside those of an item: less than a millisecond of work, so it is made where
-/// handlers run.
+/// Minimum size of a chunk in bytes: less than a millisecond of work, so it is made on the async
+/// thread.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Chunks that may wait for the connection.
+/// Maximum number of chunks that wait for the connection.
 const CHUNKS_WAITING: usize = 2;
 const JSON: &str = "application/json";
 
-/// A JSON document of which the most is one list.
+/// A JSON document that mostly consists of one list.
 pub(super) struct List<F> {
-    /// What comes before the items, with the bracket.
+    /// Text before the items, with the bracket.
     pub(super) begin: String,
-    /// How many items there are.
+    /// Number of items.
     pub(super) n: usize,
-    /// Writes one of them, by its index.
+    /// Function that writes the item with an index.
     pub(super) item: F,
-    /// What comes behind them, with the bracket.
+    /// Text after the items, with the bracket.
     pub(super) end: String,
-    /// What the items are made of, in bytes.
+    /// Size of the items' source in bytes.
     pub(super) source_bytes: usize,
 }
 
@@ -38,10 +38,11 @@ impl<F> List<F>
 where
     F: FnMut(usize, &mut Vec<u8>) -> serde_json::Result<()> + Send + 'static,
 {
-    /// The document as an answer.
+    /// The document as a response.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED where a long one has no room, INTERNAL where an item is no JSON.
+    /// RESOURCE_EXHAUSTED if there is no room for a long one, INTERNAL if an item cannot
+    /// be written.
     pub(super) fn answer(self, call: &Call) -> Result<Response, Failure> {
         let mut writing = Writing {
             held: call.service.sending.hold(call.uid()),
@@ -68,7 +69,7 @@ fn no_json(error: serde_json::Error) -> Failure {
 /// A document that is being written.
 struct Writing<F> {
     list: List<F>,
-    /// The next item; `None` before the beginning.
+    /// Index of the next item; `None` before the beginning.
     next: Option<usize>,
     held: Held,
 }
@@ -81,7 +82,7 @@ where
         self.next.is_some_and(|next| next > self.list.n)
     }
 
-    /// More of the document.
+    /// Writes the next chunk of the document.
     fn chunk(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut out = Vec::new();
         let mut next = self.next.unwrap_or_else(|| {
@@ -103,7 +104,7 @@ where
         Ok(out)
     }
 
-    /// Writes the rest, or until nobody takes it.
+    /// Writes the rest, until the client is gone or does not read.
     async fn write(mut self, first: Vec<u8>, chunks: Chunks) {
         let mut chunk = first;
         loop {

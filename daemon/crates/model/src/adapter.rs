@@ -1,5 +1,5 @@
-//! LoRA adapters (Hu et al. 2021, arXiv 2106.09685): what their headers say, and the matrices that
-//! those of one model come to together.
+//! LoRA adapters (Hu et al. 2021, arXiv 2106.09685): reads their headers, and combines the matrices
+//! of one model's adapters.
 //!
 //! ```text
 //!   file:  M.lora_a [in, r], M.lora_b [r, out]      for a matrix M [in, out] of the model
@@ -25,18 +25,18 @@ pub const ADAPTERS_MAX: usize = 16;
 /// Largest sum of the ranks of a model's adapters.
 pub const RANK_SUM_MAX: u64 = 1024;
 
-/// The width of matrices is a multiple of it: kernels read blocks of so many elements.
+/// The combined matrices' width is a multiple of this: kernels read blocks of that many elements.
 const WIDTH_STEP: u64 = 32;
 
-/// Names of tensors that a message has.
+/// Maximum number of tensor names in an error message.
 const NAMED_MAX: usize = 5;
 
-/// Both halves of an adapter for one matrix.
+/// Both LoRA matrices of an adapter for one matrix of the model.
 #[derive(Debug, Clone)]
 pub struct AdapterPair {
-    /// `[in, rank]`.
+    /// The matrix A, `[in, rank]` in ggml's order.
     pub a: TensorInfo,
-    /// `[rank, out]`.
+    /// The matrix B, `[rank, out]` in ggml's order.
     pub b: TensorInfo,
 }
 
@@ -47,18 +47,19 @@ impl AdapterPair {
     }
 }
 
-/// What an adapter file's header says.
+/// The header of an adapter file.
 #[derive(Debug, Clone)]
 pub struct Adapter {
     /// Pairs of matrices, by the name of the model's tensor.
     pub pairs: BTreeMap<String, AdapterPair>,
-    /// The factor on the product of both halves, times the rank; 0 for a factor of 1.
+    /// The factor on the product of both matrices, times the rank; 0 for a factor of 1.
     pub alpha: f32,
     /// The adapter's largest rank.
     pub rank: u64,
     /// Task that the adapter was trained for, if the file names it (`adapter.lora.task_name`).
     pub task_name: String,
-    /// What its prompts begin with, where the file says so (`adapter.lora.prompt_prefix`).
+    /// Text before the prompts of the adapter's training, if the file has it
+    /// (`adapter.lora.prompt_prefix`).
     pub prompt_prefix: String,
 }
 
@@ -91,7 +92,7 @@ impl Adapter {
         })
     }
 
-    /// The factor on products of its largest rank.
+    /// The factor on the products of pairs with the adapter's largest rank.
     pub fn scale(&self) -> f32 {
         match self.alpha {
             0.0 => 1.0,
@@ -99,7 +100,7 @@ impl Adapter {
         }
     }
 
-    /// What a pair's factor is in terms of [`Adapter::scale`].
+    /// A pair's factor relative to [`Adapter::scale`].
     pub fn relative_scale(&self, pair: &AdapterPair) -> f32 {
         match self.alpha {
             0.0 => 1.0,
@@ -112,7 +113,7 @@ fn refuse(message: String) -> Error {
     Error::Adapter(message)
 }
 
-/// The file is a LoRA adapter, for this architecture.
+/// Checks that the file is a LoRA adapter for this architecture.
 fn check_kind(gguf: &Gguf, base: &Gguf) -> Result<(), Error> {
     let glance = Glance::of(gguf, false);
     if glance.other_use != Some(OtherUse::Adapter) {
@@ -154,7 +155,7 @@ fn check_kind(gguf: &Gguf, base: &Gguf) -> Result<(), Error> {
     Ok(())
 }
 
-/// The tensors, two for each of the model's.
+/// The adapter's tensors, in pairs by the model's tensor.
 fn pairs(gguf: &Gguf) -> Result<BTreeMap<String, AdapterPair>, Error> {
     let mut halves: BTreeMap<&str, [Option<&TensorInfo>; 2]> = BTreeMap::new();
     for tensor in gguf.tensors() {
@@ -188,7 +189,7 @@ fn pairs(gguf: &Gguf) -> Result<BTreeMap<String, AdapterPair>, Error> {
     halves.into_iter().map(pair).collect()
 }
 
-/// A pair has the shapes that the model's matrix asks for.
+/// Checks that a pair has the shapes that the model's matrix requires.
 fn check_pair(name: &str, pair: &AdapterPair, base: &Gguf) -> Result<(), Error> {
     let Some(matrix) = base.tensor(name) else {
         return Err(refuse(format!(
@@ -236,45 +237,45 @@ fn check_pair(name: &str, pair: &AdapterPair, base: &Gguf) -> Result<(), Error> 
     Ok(())
 }
 
-/// An adapter's range of the width of matrices.
+/// An adapter's range within the combined matrices' width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdapterRange {
     /// First row of the range in `A`.
     pub first: u64,
-    /// Rows.
+    /// Number of rows of the range.
     pub rank: u64,
 }
 
 /// The matrices of all adapters for one matrix of the model.
 #[derive(Debug, Clone)]
 pub struct AdapterMatrices {
-    /// `[in, width]`.
+    /// Combined A of all adapters, `[in, width]`.
     pub a: TensorDesc,
-    /// `[width, out]`.
+    /// Combined B of all adapters, `[width, out]`.
     pub b: TensorDesc,
 }
 
-/// The adapters of a model together: what their matrices are like, and where they lie.
+/// The combined adapters of a model: their matrices, and where they lie.
 #[derive(Debug, Clone)]
 pub struct AdapterSet {
     /// Ranges of the adapters' ranks, in the order of the adapters.
     pub ranges: Vec<AdapterRange>,
-    /// The sum of the ranks, rounded up.
+    /// The sum of the ranks, rounded up to [`WIDTH_STEP`].
     pub width: u64,
-    /// What elements are stored as, f32 or f16.
+    /// Element type of the matrices, f32 or f16.
     pub ty: WeightType,
     /// Matrices of all adapters, by the name of the model's tensor.
     pub matrices: BTreeMap<String, AdapterMatrices>,
-    /// Bytes of all of them.
+    /// Bytes of all matrices.
     pub bytes: u64,
 }
 
 impl AdapterSet {
-    /// Lays out the matrices of adapters from an offset on: f16 where all tensors of all adapters
-    /// are, else f32.
+    /// Lays out the combined matrices from the offset `start` on: in f16 if all tensors of all
+    /// adapters are, else in f32.
     ///
     /// # Errors
-    /// [`Error::Adapter`] where there are too many, or their ranks are too large.
+    /// [`Error::Adapter`] if there are too many adapters, or their ranks are too large.
     pub fn new(adapters: &[Adapter], start: u64) -> Result<Self, Error> {
         if adapters.len() > ADAPTERS_MAX {
             return Err(refuse(format!(
@@ -341,7 +342,7 @@ impl AdapterSet {
         }
     }
 
-    /// Refuses what no product of the model takes.
+    /// Rejects adapter matrices that no product of the model uses.
     ///
     /// # Errors
     /// [`Error::Adapter`] names the tensors.

@@ -1,4 +1,4 @@
-//! What can be wrong with a model.
+//! Errors of building a model from a header.
 
 /// An error of making a model from a header. `Display` never repeats its source.
 #[derive(Debug, thiserror::Error)]
@@ -11,45 +11,45 @@ pub enum Error {
         /// Architectures that are supported.
         supported: String,
     },
-    /// Something else that is not implemented.
+    /// A feature of the model that is not supported, as a message.
     #[error("{0}")]
     Unsupported(String),
     /// An adapter that cannot be used with the model.
     #[error("{0}")]
     Adapter(String),
-    /// A tensor of a type that no kernel computes with.
+    /// A tensor has a type that no kernel computes with.
     #[error(
         "tensor '{tensor}' has type {ty}, which is not supported; supported: {}",
         supported_types()
     )]
     UnsupportedType {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// The tensor's type.
         ty: &'static str,
     },
-    /// A plan that contradicts itself: a bug of ours.
+    /// The plan is inconsistent: a bug.
     #[error("the plan of architecture '{arch}' is wrong, please report it: {fault}")]
     Plan {
-        /// The architecture.
+        /// The model's architecture.
         arch: &'static str,
-        /// The plan's fault.
+        /// What is inconsistent.
         fault: rocmforge_ops::plan::PlanFault,
     },
     /// A metadata key is absent.
     #[error("metadata key '{0}' is missing")]
     MissingKey(String),
-    /// A metadata value cannot be.
+    /// A metadata value is invalid.
     #[error("metadata key '{key}' is {value}: {message}")]
     BadValue {
-        /// The key.
+        /// The metadata key.
         key: String,
         /// The key's value.
         value: String,
         /// The values that are supported.
         message: String,
     },
-    /// A tensor is absent.
+    /// A required tensor is absent.
     #[error("tensor '{0}' is missing")]
     MissingTensor(String),
     /// A tensor's shape does not fit the hyperparameters.
@@ -57,16 +57,16 @@ pub enum Error {
         "tensor '{name}' has shape {found:?} but {arch} with these hyperparameters needs {expected:?}"
     )]
     WrongShape {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
         /// Dimensions in the file, fastest first.
         found: Vec<u64>,
-        /// Dimensions needed, fastest first.
+        /// Required dimensions, fastest first.
         expected: Vec<u64>,
-        /// The architecture.
+        /// The model's architecture.
         arch: &'static str,
     },
-    /// The header's metadata could not be read as asked.
+    /// A metadata value could not be read.
     #[error("the metadata cannot be read")]
     Gguf(#[from] rocmforge_gguf::Error),
 }

@@ -1,8 +1,7 @@
-//! What a file says of its quantization as a whole (`general.file_type`): the mixture of types that
-//! its tool was told to make, by ggml's name.
+//! The quantization of a file as a whole (`general.file_type`): the mixture of types that it was
+//! made with, by ggml's name.
 
-/// The name of a number that llama.cpp's `enum llama_ftype` has; `None` for those that it does not
-/// have or took out.
+/// The name of a value of llama.cpp's `enum llama_ftype`; `None` for unknown and removed values.
 pub(crate) fn name(file_type: u32) -> Option<&'static str> {
     Some(match file_type {
         0 => "F32",

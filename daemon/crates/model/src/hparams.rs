@@ -1,5 +1,5 @@
-//! Hyperparameters that every decoder has. What only some have is read by the
-//! file of the architecture.
+//! Hyperparameters that every decoder has. Those of single architectures are read in the
+//! architectures' files.
 
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::HeadShape;
@@ -15,56 +15,55 @@ pub struct Hparams {
     pub arch: &'static str,
     /// Context length of the training, in tokens.
     pub n_ctx_train: u32,
-    /// Width of the residual stream.
+    /// Width of the residual stream (`n_embd`).
     pub n_embd: u32,
-    /// Layers, without blocks that only predict further tokens.
+    /// Number of layers, without MTP blocks.
     pub n_layer: u32,
-    /// Blocks behind the layers that predict further tokens (MTP); they are not used.
+    /// Number of MTP blocks behind the layers, which predict further tokens.
     pub n_layer_nextn: u32,
-    /// Width of the widest layer's feed-forward.
+    /// Largest width of any layer's feed-forward.
     pub n_ff: u32,
-    /// Width of each layer's feed-forward; 0 where the file says so.
+    /// Width of each layer's feed-forward; 0 if the file says so.
     pub n_ff_of: Vec<u32>,
-    /// Rows of the embedding.
+    /// Number of rows of the embedding.
     pub n_vocab: u32,
-    /// Heads of the layer that has most.
+    /// Head counts and sizes of the layer with most heads.
     pub heads: HeadShape,
-    /// Query heads of each layer.
+    /// Number of query heads of each layer.
     pub n_head_of: Vec<u32>,
-    /// Key and value heads of each layer; 0 where it does not attend.
+    /// Number of KV heads of each layer; 0 for layers without attention.
     pub n_head_kv_of: Vec<u32>,
-    /// Added to the mean of squares in every RMSNorm.
+    /// Epsilon, which is added to the mean of squares in every RMSNorm.
     pub norm_eps: f32,
-    /// Whether rows attend to later rows of their text: all encoders' do.
+    /// Whether rows attend to later rows of their text, as in all encoders.
     pub both_ways: bool,
-    /// How the file says that an embedding is made; `None` where it says
-    /// nothing, or something else.
+    /// Pooling of embeddings according to the file; `None` if it has none, or an unknown one.
     pub pooling: Option<Pooling>,
-    /// Whether the file says that it ranks documents by "yes" against "no": its classification head
-    /// has the rows of these tokens.
+    /// Whether the file is a reranker that answers "yes" or "no": its classification head consists
+    /// of these tokens' rows.
     pub ranks_yes_no: bool,
 }
 
-/// Maximum number of patches of an image that a tower takes.
+/// Maximum number of patches of an image.
 pub const N_PATCH_MAX: u32 = 1 << 16;
 
-/// What a model is for.
+/// The purpose of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// The model generates text. Its hidden states can be embeddings too.
     Text,
-    /// The model makes embeddings.
+    /// The model computes embeddings.
     Embedding,
-    /// The model classifies a text: of a query and a document, how well they fit.
+    /// The model classifies a text: how well a document fits a query.
     Ranking,
 }
 
 /// How hidden states of a text are pooled into its embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// Each by itself: every token has a vector.
+    /// No pooling: every token has a vector.
     None,
-    /// The mean of all.
+    /// The mean of all hidden states.
     Mean,
     /// The hidden state of the first token.
     First,
@@ -189,7 +188,7 @@ impl Hparams {
         }
     }
 
-    /// The heads of a layer, all of one size.
+    /// The head counts and sizes of a layer.
     pub(crate) fn heads_of(&self, layer: u32) -> HeadShape {
         HeadShape {
             n_head: self.n_head_of[layer as usize],
@@ -201,7 +200,7 @@ impl Hparams {
     /// The width of a layer's feed-forward.
     ///
     /// # Errors
-    /// [`Error::BadValue`] where the file says 0.
+    /// [`Error::BadValue`] if the file says 0.
     pub(crate) fn n_ff(&self, keys: Keys<'_>, layer: u32) -> Result<u64, Error> {
         match self.n_ff_of[layer as usize] {
             0 => Err(keys.bad(

@@ -1,4 +1,4 @@
-//! The description of a model for clients.
+//! The description of a model that clients get.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::file_type;
 use crate::hparams::Hparams;
 use crate::weight_shares::WeightShares;
 
-/// Bytes and tensors of one type in a file.
+/// Number and bytes of a file's tensors of one type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationShare {
     /// The type's name, for example `Q4_K`.
@@ -23,67 +23,66 @@ pub struct QuantizationShare {
     pub bytes: u64,
 }
 
-/// A segment as clients see it.
+/// Description of a segment for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// As [`rocmforge_ops::Segment::name`].
+    /// Name of the segment, as [`rocmforge_ops::Segment::name`].
     pub name: String,
-    /// Bytes in the file.
+    /// Size of the segment in the file, in bytes.
     pub bytes: u64,
 }
 
 /// The description of a model for clients.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelInfo {
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub architecture: &'static str,
     /// Version of the file's format.
     pub gguf_version: u32,
     /// The tokenizer's model and pre-tokenizer as the file names them, for example `gpt2, qwen2`.
     pub tokenizer: String,
-    /// `general.name`, if the file has one.
+    /// Value of `general.name`, if the file has one.
     pub title: Option<String>,
     /// `general.file_type` by name, such as `Q4_K_M`, if the file has one that is known.
     pub file_type: Option<&'static str>,
-    /// Elements of all tensors.
+    /// Number of elements of all tensors.
     pub n_params: u64,
     /// Bytes of all tensors.
     pub tensor_bytes: u64,
     /// Context length of the training, in tokens.
     pub n_ctx_train: u32,
-    /// Width of the residual stream.
+    /// Width of the residual stream (`n_embd`).
     pub n_embd: u32,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: u32,
-    /// Key and value heads.
+    /// Number of KV heads.
     pub n_head_kv: u32,
-    /// Elements of a query or key head.
+    /// Number of elements of a query or key head.
     pub head_dim: u32,
     /// Width of the feed-forward.
     pub n_ff: u32,
-    /// Tokens.
+    /// Number of tokens of the vocabulary.
     pub n_vocab: u32,
-    /// Rotary positions in words.
+    /// Description of the RoPE parameters.
     pub rope: String,
-    /// Bytes of KV that one token needs.
+    /// Bytes of KV cache for one token.
     pub kv_bytes_per_token: u64,
-    /// What keys and values are stored as, for example `f16`; `f16, q8_0` where layers
-    /// differ. Empty without attention.
+    /// Element types of the KV cache, for example `f16`, or `f16, q8_0` if layers differ. Empty
+    /// without attention.
     pub kv_type: String,
-    /// Bytes of recurrent state that a sequence has, whatever its length.
+    /// Bytes of a sequence's recurrent state, whatever its length.
     pub state_bytes: u64,
-    /// Routed experts of a MoE layer; 0 for a dense model.
+    /// Number of routed experts of a MoE layer; 0 for a dense model.
     pub n_expert: u32,
-    /// Routed experts that a token is computed with; 0 for a dense model.
+    /// Number of routed experts used for each token; 0 for a dense model.
     pub n_expert_used: u32,
-    /// Segments of routed experts.
+    /// Number of segments of routed experts.
     pub n_expert_segments: u32,
-    /// Tensors of the file that are known and that a pass does without, such as blocks
-    /// that predict further tokens.
+    /// Number of known tensors that passes do not use, such as MTP blocks.
     pub left_alone: u32,
-    /// Types, largest share first.
+    /// Shares of the tensor types, largest first.
     pub quantization: Vec<QuantizationShare>,
     /// Weights of the model's passes by type.
     pub weights: WeightShares,
@@ -91,7 +90,7 @@ pub struct ModelInfo {
     pub segments: Vec<SegmentInfo>,
 }
 
-/// The types of a file's tensors, the one with most bytes first.
+/// Shares of a file's tensor types, the one with most bytes first.
 fn quantization(gguf: &Gguf) -> Vec<QuantizationShare> {
     let mut types: BTreeMap<&'static str, (u32, u64)> = BTreeMap::new();
     for tensor in gguf.tensors() {
@@ -171,7 +170,7 @@ impl ModelInfo {
         info
     }
 
-    /// Takes over what the plan says of keys and values.
+    /// Sets the fields about KV from the plan.
     pub(crate) fn set_kv(&mut self, plan: &Plan) {
         let per_token = |g: &KvGroup| (g.layout.page_bytes() / KV_PAGE_TOKENS) as u64;
         self.kv_bytes_per_token = plan.kv.iter().map(per_token).sum();

@@ -1,4 +1,4 @@
-//! A file's hyperparameters: each read from its key, checked against a named limit.
+//! Reads a file's hyperparameters: each from its key, checked against a maximum.
 
 use std::cell::RefCell;
 
@@ -9,13 +9,13 @@ use crate::error::Error;
 
 /// Maximum number of layers of a model.
 pub(crate) const N_LAYER_MAX: u32 = 1024;
-/// Widest residual stream or feed-forward, in elements.
+/// Maximum width of the residual stream or a feed-forward, in elements.
 pub(crate) const WIDTH_MAX: u32 = 1 << 20;
 /// Maximum number of attention heads of a layer.
 pub(crate) const N_HEAD_MAX: u32 = 4096;
-/// Largest head.
+/// Maximum number of elements of a head.
 pub(crate) const HEAD_DIM_MAX: u32 = 1024;
-/// Longest context.
+/// Maximum context length in tokens.
 pub(crate) const N_CTX_MAX: u32 = 1 << 24;
 /// Maximum number of experts of a layer.
 pub(crate) const N_EXPERT_MAX: u32 = 1024;
@@ -50,7 +50,7 @@ impl Keys<'_> {
         Ok(self.gguf.u32(&self.name(key))?)
     }
 
-    /// A count of at least 1.
+    /// Reads a count of at least 1 and at most `max`.
     pub(crate) fn count(&self, key: &str, max: u32) -> Result<u32, Error> {
         let value = self.optional_u32(key)?.ok_or_else(|| self.missing(key))?;
         self.in_bounds(key, value, max)
@@ -60,7 +60,7 @@ impl Keys<'_> {
         self.in_bounds(key, self.optional_u32(key)?.unwrap_or(default), max)
     }
 
-    /// A count that may be absent or 0.
+    /// Reads a count that may be absent or 0.
     pub(crate) fn maybe(&self, key: &str, max: u32) -> Result<u32, Error> {
         let value = self.optional_u32(key)?.unwrap_or(0);
         if value > max {
@@ -76,8 +76,8 @@ impl Keys<'_> {
         Ok(value)
     }
 
-    /// A count for each of `n` layers: an array of as many or more, or one number
-    /// for all; `None` if absent.
+    /// Reads a count for each of `n` layers: an array of at least that length, or one number for
+    /// all; `None` if absent.
     pub(crate) fn per_layer(&self, key: &str, n: u32, max: u32) -> Result<Option<Vec<u32>>, Error> {
         let name = self.name(key);
         let Some(value) = self.gguf.value(&name) else {
@@ -141,7 +141,7 @@ impl Keys<'_> {
         Ok(self.optional_f32(key)?.unwrap_or(default))
     }
 
-    /// A number that may be 0, where 0 stands for none.
+    /// Reads a number that is not negative; `default` if absent.
     pub(crate) fn not_negative_or(&self, key: &str, default: f32) -> Result<f32, Error> {
         let value = self.f32_or(key, default)?;
         if value < 0.0 {
@@ -150,7 +150,7 @@ impl Keys<'_> {
         Ok(value)
     }
 
-    /// A factor or a base; 0 counts as absent, as llama.cpp takes it.
+    /// Reads a factor or a base; 0 counts as absent, as in llama.cpp.
     pub(crate) fn positive_or(&self, key: &str, default: f32) -> Result<f32, Error> {
         let value = self.f32_or(key, default)?;
         if value < 0.0 {
@@ -172,7 +172,7 @@ impl Keys<'_> {
         self.count_or(key, max, default)
     }
 
-    /// Notes that a key is 0 where that makes no sense.
+    /// Remarks that a key is 0 although that makes no sense.
     fn counts_as_absent(&self, key: &str) {
         let remark = format!("{} is 0; it counts as absent", self.name(key));
         let mut remarks = self.remarks.borrow_mut();
@@ -182,13 +182,13 @@ impl Keys<'_> {
         }
     }
 
-    /// The window of the layers that have one, if any has.
+    /// Size of the sliding window, if some layers have one.
     pub(crate) fn window(&self) -> Result<Option<u32>, Error> {
         let window = self.maybe("attention.sliding_window", N_CTX_MAX)?;
         Ok(Some(window).filter(|&n| n > 0))
     }
 
-    /// How many elements of a head are rotated.
+    /// Number of elements of a head that RoPE rotates.
     pub(crate) fn n_rot(&self, key: &str, head_dim: u32, default: u32) -> Result<u32, Error> {
         let n_rot = self.count_or(key, HEAD_DIM_MAX, default)?;
         if n_rot > head_dim || n_rot % 2 != 0 {
@@ -198,7 +198,7 @@ impl Keys<'_> {
         Ok(n_rot)
     }
 
-    /// The epsilon of RMSNorms.
+    /// The epsilon of the RMSNorms.
     pub(crate) fn norm_eps(&self) -> Result<f32, Error> {
         const KEY: &str = "attention.layer_norm_rms_epsilon";
         // Nemotron's files have the key of the other kind of norm alone.
@@ -214,8 +214,7 @@ impl Keys<'_> {
         Ok(eps)
     }
 
-    /// The rotations that the usual keys describe. `n_rot` is what
-    /// `rope.dimension_count` says, else this.
+    /// The RoPE parameters by the usual keys.
     pub(crate) fn rope(&self, order: RopeOrder, head_dim: u32) -> Result<RopeSpec, Error> {
         let n_rot = self.n_rot("rope.dimension_count", head_dim, head_dim)?;
         Ok(RopeSpec {
@@ -230,7 +229,8 @@ impl Keys<'_> {
         })
     }
 
-    /// Which coordinates of a position turn which pairs, in the architectures with M-RoPE.
+    /// Which coordinate of a position rotates which pairs of elements, for architectures with
+    /// M-RoPE.
     fn axes(&self, n_rot: u32) -> Result<RopeAxes, Error> {
         const KEY: &str = "rope.dimension_sections";
         let interleaved = match self.arch {
@@ -258,7 +258,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The stretch of the context.
+    /// The RoPE scaling, which extends the context.
     fn scaling(&self) -> Result<RopeScaling, Error> {
         let kind = self.gguf.str(&self.name("rope.scaling.type"))?;
         let linear = |key: &str| -> Result<RopeScaling, Error> {

@@ -39,7 +39,7 @@ pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
 pub use tower::{Blend, ClassRow, Filter, ImageSizes, LearnedGrid, Parts, Tiles, Tower};
 pub use weight_shares::{WeightShare, WeightShares};
 
-/// A model: hyperparameters and plan, made from the header alone.
+/// A model: its hyperparameters and plan, made from the header alone.
 #[derive(Debug, Clone)]
 pub struct Model {
     hparams: Hparams,
@@ -63,17 +63,18 @@ impl Model {
     /// Makes the model that a header describes. Reads no tensor data.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`], [`Error::Unsupported`] and [`Error::UnsupportedType`] name
-    /// what is not implemented; the others say what is wrong with the file.
+    /// [`Error::UnknownArchitecture`], [`Error::Unsupported`] and
+    /// [`Error::UnsupportedType`] name what is not supported; the others say what is wrong with the
+    /// file.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, Error> {
         Self::with_deepstack(gguf, 0, None)
     }
 
-    /// As [`Model::from_gguf`], a model with adapters, and with a vision tower if there is one.
+    /// As [`Model::from_gguf`], for a model with adapters, and a vision tower if there is one.
     ///
     /// # Errors
-    /// Those of [`Model::from_gguf`] and [`Model::reading_images`], and [`Error::Adapter`] where no
-    /// product of the model takes a part of the adapters.
+    /// Those of [`Model::from_gguf`] and [`Model::reading_images`], and [`Error::Adapter`]
+    /// if no product of the model uses a part of the adapters.
     pub fn with_adapters(
         gguf: &Gguf,
         tower: Option<&Tower>,
@@ -85,11 +86,11 @@ impl Model {
         }
     }
 
-    /// As [`Model::from_gguf`], a text model that takes the rows of a vision tower.
+    /// As [`Model::from_gguf`], for a text model that takes the rows of a vision tower.
     ///
     /// # Errors
-    /// Those of [`Model::from_gguf`], and [`Error::Unsupported`] where it cannot take that tower's
-    /// rows.
+    /// Those of [`Model::from_gguf`], and [`Error::Unsupported`] if it cannot take that
+    /// tower's rows.
     pub fn reading_images(gguf: &Gguf, tower: &Tower) -> Result<Self, Error> {
         Self::with_tower(gguf, tower, None)
     }
@@ -167,25 +168,25 @@ impl Model {
         })
     }
 
-    /// The vision tower, where it is one.
+    /// Description of the vision tower; `None` for a text model.
     pub fn tower(&self) -> Option<&Tower> {
         self.tower.as_ref().map(|t| &t.tower)
     }
 
-    /// The table of a vision tower's learned positions, `[width, side * side]` in ggml's order,
-    /// where it has one.
+    /// Tensor of the tower's learned positions, `[width, side * side]` in ggml's order; `None` if
+    /// it has none.
     pub fn tower_positions(&self) -> Option<&TensorDesc> {
         self.tower.as_ref()?.table.as_ref()
     }
 
-    /// The row of the class of a vision tower, where it has one.
+    /// The class row of the vision tower, if it has one.
     pub fn tower_class(&self) -> Option<&ClassRow> {
         self.tower.as_ref()?.class.as_ref()
     }
 
-    /// Whether this text model's rows of an image of a tower attend to all of the image, in the
-    /// layers that do not say otherwise. Gemma 4's sizes with inputs for each layer (E2B, E4B) read
-    /// images as they read text.
+    /// Whether the rows of an image attend to all of the image in this text model, except in layers
+    /// that stay causal. Gemma 4's sizes with inputs for each layer (E2B, E4B) read images like
+    /// text.
     pub fn reads_images_whole(&self, tower: &Tower) -> bool {
         let mut inputs = self.plan.inputs.iter();
         tower.both_ways && !inputs.any(|input| input.rows == InputRows::TextTokens)
@@ -244,16 +245,16 @@ impl Model {
         })
     }
 
-    /// Whether a file's architecture is one that works.
+    /// Checks that a file's architecture is supported.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`], [`Error::MissingKey`], and that of its value.
+    /// [`Error::UnknownArchitecture`], [`Error::MissingKey`], or the key has a wrong type.
     pub fn check_architecture(gguf: &Gguf) -> Result<(), Error> {
         arch::find(gguf).map(drop)
     }
 
-    /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as
-    /// all have at first. `None` is the plan's own, [`Plan::kv_type_default`].
+    /// Sets the KV element type to `ty` for layers whose head sizes allow it; others keep f16.
+    /// `None` chooses the plan's default, [`Plan::kv_type_default`].
     pub fn set_kv_type(&mut self, ty: Option<KvType>) {
         let ty = ty.unwrap_or_else(|| self.plan.kv_type_default());
         let others = [&mut self.predictor, &mut self.adapted];
@@ -272,7 +273,7 @@ impl Model {
         self.info.set_kv(&self.plan);
     }
 
-    /// Hyperparameters.
+    /// The model's hyperparameters.
     pub fn hparams(&self) -> &Hparams {
         &self.hparams
     }
@@ -282,23 +283,24 @@ impl Model {
         &self.plan
     }
 
-    /// How a pass runs in which a row has an adapter, where the model has any: as [`Model::plan`]
-    /// and on the same segments, KV groups and states, with operations and an input more.
+    /// The plan of passes in which a row uses an adapter, if the model has adapters: as
+    /// [`Model::plan`], with additional operations and an input, on the same segments, KV groups
+    /// and states.
     pub fn adapted_plan(&self) -> Option<&Plan> {
         self.adapted.as_deref()
     }
 
-    /// How the block runs that predicts one token more than the model does (MTP), where the file
-    /// has one that can be used.
+    /// The plan of the MTP head, which predicts one token more than the model, if the file has a
+    /// usable one.
     ///
     /// Its inputs are rows of the embedding and of the model's [`Plan::stream`]: its row for a
-    /// position takes the token behind that position and the stream at it, and its logits are those
-    /// of the token after. It has keys and values of its own.
+    /// position takes the token after that position and the stream at it, and its logits are those
+    /// of the next token but one. It has a separate KV cache.
     pub fn predictor(&self) -> Option<&Arc<Plan>> {
         self.predictor.as_ref()
     }
 
-    /// Why a block that the file announces is not used; `None` where it is, or where there is none.
+    /// Why the file's MTP head is not used; `None` if it is, or there is none.
     pub fn unpredicted(&self) -> Option<&str> {
         self.unpredicted.as_deref()
     }
@@ -322,7 +324,7 @@ impl Model {
         &self.tolerated
     }
 
-    /// About how many bytes of memory its plans and its description take.
+    /// Approximate bytes of host memory of the model's plans and description.
     pub fn memory_bytes(&self) -> usize {
         let named = |s: &SegmentInfo| size_of::<SegmentInfo>() + s.name.capacity();
         let info: usize = self.info.segments.iter().map(named).sum();
@@ -333,25 +335,25 @@ impl Model {
         self.plan.memory_bytes() + others + info + left
     }
 
-    /// Names of tensors that are known and that a pass does without.
+    /// Names of known tensors that passes do not use.
     pub fn left_alone(&self) -> &[String] {
         &self.left_alone
     }
 }
 
-/// What the plan of a text model is built of.
+/// Inputs for building the plan of a text model.
 struct TextPlan<'a> {
     arch: &'static arch::Arch,
     hparams: &'a Hparams,
-    /// Layers that rows of an image's tower are added behind.
+    /// Number of first layers after which image rows are added (deepstack).
     deepstack: usize,
     /// Whether the plan's residual stream is another plan's input.
     keeps_stream: bool,
 }
 
 impl TextPlan<'_> {
-    /// The plan, with the adapters' tensors in its segments and, where it applies them, their
-    /// operations; and the names of tensors that were left alone.
+    /// Builds the plan, with the adapters' tensors in its segments and, with adapters applied,
+    /// their operations. Also returns the names of unused known tensors.
     fn build(
         &self,
         keys: keys::Keys<'_>,
@@ -380,8 +382,7 @@ impl TextPlan<'_> {
 /// A plan and the names of the tensors that it uses.
 type Part = (Plan, HashSet<String>);
 
-/// The plan of the first block that predicts a further token, or why it cannot be used; `None`
-/// where the file announces none.
+/// The plan of the first MTP block, or why it cannot be used; `None` if the file has none.
 fn predictor(
     arch: &arch::Arch,
     keys: keys::Keys<'_>,

@@ -1,4 +1,4 @@
-//! What a projector file (mmproj, `general.architecture = clip`) says of its vision tower.
+//! The vision tower in a projector file (mmproj, `general.architecture = clip`).
 
 mod blend;
 mod positions;
@@ -8,163 +8,163 @@ use rocmforge_ops::{Buf, Input, InputRows, Role, TensorDesc, WeightType};
 pub use blend::Blend;
 pub use positions::LearnedGrid;
 
-/// Maximum number of layers whose rows are kept for layers of the text model: parts of one
-/// operation.
+/// Maximum number of deepstack layers of a tower.
 pub(crate) const DEEPSTACK_MAX: usize = 3;
 
-/// Names of the kept rows, on their way to the text model's layers.
+/// Names of the buffers with rows for the text model's first layers.
 pub(crate) const DEEPSTACK: [&str; DEEPSTACK_MAX] = ["deepstack_0", "deepstack_1", "deepstack_2"];
 
-/// A vision tower: how it takes images, and what it gives for them.
+/// A vision tower: its input images, and its output rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tower {
-    /// `clip.projector_type`.
+    /// Value of `clip.projector_type`.
     pub projector: &'static str,
-    /// Side of a patch, in pixels.
+    /// Side of a patch in pixels.
     pub patch: u32,
-    /// Side of the block of patches that becomes one row of the text model.
+    /// Side, in patches, of the block that becomes one row of the text model.
     pub merge: u32,
     /// Width of the tower's residual stream.
     pub width: u32,
-    /// Width of the text model's.
+    /// Width of the text model's residual stream.
     pub n_out: u32,
-    /// Layers whose rows are added behind the first layers of the text model.
+    /// Layers of the tower whose rows are added after the first layers of the text model
+    /// (deepstack).
     pub deepstack: Vec<u32>,
     /// Learned positions, if the tower has them.
     pub grid: Option<LearnedGrid>,
     /// Mean of each colour channel (red, green, blue; 0 to 1), subtracted from pixels.
     pub mean: [f32; 3],
-    /// What the colours are divided by, once their mean is subtracted; red, green, blue.
+    /// Divisor of each colour channel (red, green, blue) after the mean is subtracted.
     pub std: [f32; 3],
-    /// The sizes of its images, which have no more than [`N_PATCH_MAX`](crate::N_PATCH_MAX)
-    /// patches.
+    /// Sizes to which images are resized, with at most [`N_PATCH_MAX`](crate::N_PATCH_MAX) patches.
     pub sizes: ImageSizes,
-    /// How images come to these sizes.
+    /// The filter with which images are resized.
     pub filter: Filter,
-    /// Whether in the text model the tokens of an image attend to each other both ways, as far as
-    /// the model has them do so ([`Model::reads_images_whole`](crate::Model::reads_images_whole)).
+    /// Whether the tokens of an image attend to each other in both directions in the text model, if
+    /// that supports it ([`Model::reads_images_whole`](crate::Model::reads_images_whole)).
     pub both_ways: bool,
-    /// Tokens of the text behind each row of an image's but the last.
+    /// Number of text tokens after each row of an image but the last.
     pub row_gap: usize,
-    /// Rows that attend to each other.
+    /// Which rows of an image attend to each other.
     pub parts: Parts,
 }
 
 /// Rows of an image that attend to each other in the tower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
-    /// All, in each layer.
+    /// All rows, in each layer.
     Whole,
-    /// In some layers those of a window alone; patches come window by window.
+    /// In some layers only the rows of a window; patches are ordered by windows.
     Windows {
-        /// Side of a window, in blocks; those at the right and at the bottom may be smaller.
+        /// Side of a window in blocks; windows at the right and bottom may be smaller.
         side: u32,
     },
-    /// All, and with them a row of the class behind the patches, of which nothing is given. Rows
-    /// up to a whole block follow it, which attend to themselves alone.
+    /// All rows, with a class row after the patches that has no patch. The class row's block is
+    /// filled up with rows that attend only to themselves.
     Class,
 }
 
 /// The sizes that images are resized to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageSizes {
-    /// Any of whole blocks, with so many pixels.
+    /// Any size of whole blocks whose number of pixels is in this range.
     Between {
-        /// Fewest.
+        /// Minimum number of pixels.
         min_pixels: u64,
-        /// Most; no fewer than the fewest.
+        /// Maximum number of pixels; not below the minimum.
         max_pixels: u64,
-        /// Whether one with a side of less than a block is enlarged to a block's before.
+        /// Whether an image with a side below a block's is enlarged to a block first.
         enlarges: bool,
     },
-    /// A square of this side, pixels.
+    /// A square with this side in pixels.
     Square(u32),
-    /// The sizes of the images, or smaller ones, filled up to whole blocks.
+    /// The image's size, or a smaller one, filled up to whole blocks.
     Within {
-        /// The longest side, pixels.
+        /// Longest side in pixels.
         longest: u32,
     },
-    /// The sizes of the images, or smaller ones, filled up to whole blocks with black.
+    /// The image's size, or a smaller one, filled up to whole blocks with black.
     Padded {
-        /// Maximum number of patches, before.
+        /// Maximum number of patches, before filling up.
         patches: u32,
-        /// Maximum number of patches of a side, before.
+        /// Maximum number of patches of a side, before filling up.
         side: u32,
     },
-    /// The largest of whole blocks that keep the shape.
+    /// The largest size of whole blocks that keeps the aspect ratio.
     Largest {
         /// Maximum number of blocks.
         tokens: u32,
     },
-    /// The whole blocks next to its own whose shape is nearest to the image's.
+    /// The size of whole blocks near the image's own whose aspect ratio is nearest.
     Nearest {
         /// Maximum number of blocks.
         tokens: u32,
     },
-    /// As `Between`; an image that is much larger is cut into tiles, too.
+    /// As `Between`; a much larger image is also cut into tiles.
     Tiled {
-        /// Fewest pixels of the whole image.
+        /// Minimum number of pixels of the whole image.
         min_pixels: u64,
-        /// Most; no fewer than the fewest.
+        /// Maximum number of pixels of the whole image; not below the minimum.
         max_pixels: u64,
-        /// The tiles.
+        /// Sizes and numbers of tiles.
         tiles: Tiles,
     },
-    /// A square of a tile's side, whatever the image's shape is; an image to which a rectangle of
-    /// tiles is nearer is cut into those, too.
+    /// A square with a tile's side for every image; an image whose aspect ratio is nearer to a
+    /// rectangle of tiles is also cut into those.
     SquareTiles(Tiles),
 }
 
-/// Squares that a large image is cut into.
+/// Square tiles that a large image is cut into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiles {
-    /// Side of each, pixels: whole blocks.
+    /// Side of a tile in pixels: whole blocks.
     pub side: u32,
-    /// Fewest of an image that is cut.
+    /// Minimum number of tiles of an image that is cut.
     pub least: u32,
-    /// Most.
+    /// Maximum number of tiles of an image.
     pub most: u32,
 }
 
 /// The filter by which images are resized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// Weights that fall linearly to the next pixels.
+    /// Bilinear: weights fall linearly over one pixel.
     Bilinear,
-    /// Cubic ones, to the second next pixels.
+    /// Bicubic: cubic weights over two pixels.
     Bicubic,
-    /// A windowed sinc over three pixels to each side.
+    /// Lanczos: a windowed sinc over three pixels on each side.
     Lanczos,
 }
 
 impl Tower {
-    /// Elements of a row that it gives: that of the text model's embedding, and one for each layer
+    /// Number of elements of an output row: one embedding of the text model, and one for each layer
     /// of [`deepstack`](Self::deepstack).
     #[must_use]
     pub fn row_width(&self) -> u32 {
         self.n_out * (1 + self.deepstack.len() as u32)
     }
 
-    /// Patches of a row that the tower outputs.
+    /// Number of patches of an output row.
     #[must_use]
     pub fn block(&self) -> usize {
         (self.merge * self.merge) as usize
     }
 
-    /// Elements of a patch: three colours.
+    /// Number of elements of a patch: its pixels times three colours.
     #[must_use]
     pub fn patch_elements(&self) -> usize {
         3 * (self.patch * self.patch) as usize
     }
 
-    /// Pixels of a block of patches, which becomes one row of the text model.
+    /// Number of pixels of a block of patches, which becomes one row of the text model.
     #[must_use]
     pub fn block_pixels(&self) -> u64 {
         let side = u64::from(self.patch) * u64::from(self.merge);
         side * side
     }
 
-    /// Rows of a pass behind an image's patches: a block's, where the tower has a row of the class.
+    /// Number of rows in a pass after an image's patches: one block if the tower has a class row,
+    /// else 0.
     #[must_use]
     pub fn rows_behind(&self) -> usize {
         match self.parts {
@@ -173,8 +173,8 @@ impl Tower {
         }
     }
 
-    /// Rows of each part of an image of so many rows and columns of patches; none where the tower
-    /// has no parts.
+    /// Number of rows of each part of an image with this grid of patches; empty if the tower has no
+    /// parts.
     #[must_use]
     pub fn parts(&self, grid: [usize; 2]) -> Vec<usize> {
         match self.parts {
@@ -191,8 +191,8 @@ impl Tower {
         }
     }
 
-    /// The blocks of such an image, counted row by row, in the order in which the tower takes them;
-    /// `None` where that is the same.
+    /// Order in which the tower takes the blocks of an image, by their row-major index; `None` if
+    /// it is row-major.
     #[must_use]
     pub fn order(&self, grid: [usize; 2]) -> Option<Vec<usize>> {
         match self.parts {
@@ -201,7 +201,7 @@ impl Tower {
         }
     }
 
-    /// The blocks of each window.
+    /// The row-major indices of the blocks in each window.
     fn windows(&self, grid: [usize; 2], side: u32) -> impl Iterator<Item = Vec<usize>> + use<> {
         let ([rows, columns], side) = (grid.map(|n| n / self.merge as usize), side as usize);
         let firsts = move |n: usize| (0..n).step_by(side.max(1));
@@ -218,8 +218,8 @@ impl Tower {
         corners.map(window)
     }
 
-    /// The row and the column of each patch of an image of so many, in the order in which the tower
-    /// takes them: that of blocks.
+    /// Function that returns the row and column of a patch, by its index in the tower's order (by
+    /// blocks), for an image with this grid.
     pub fn places(&self, grid: [usize; 2]) -> impl Fn(usize) -> [u32; 2] + use<> {
         let (merge, columns, order) = (self.merge as usize, grid[1], self.order(grid));
         move |patch| {
@@ -232,27 +232,27 @@ impl Tower {
     }
 }
 
-/// A tower, and what of it is read from the file with each image.
+/// A tower, and its tensors that are read from the file for each image.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TowerTable {
     pub(crate) tower: Tower,
     /// Table of learned positions.
     pub(crate) table: Option<TensorDesc>,
-    /// The row of the class, where the tower has one.
+    /// The class row, if the tower has one.
     pub(crate) class: Option<ClassRow>,
 }
 
-/// The row of the class of a tower ([`Parts::Class`]), which begins as `embedding` and the first of
-/// the learned positions.
+/// The class row of a tower ([`Parts::Class`]), whose initial value is `embedding` plus the first
+/// learned position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClassRow {
     /// Learned embedding of the class row.
     pub embedding: TensorDesc,
-    /// What the product of patches adds to rows of which nothing is given.
+    /// Bias of the patch product, which is also added to rows without a patch.
     pub bias: TensorDesc,
 }
 
-/// An input whose rows come with a pass, f32.
+/// An f32 input whose rows are given for each pass.
 pub(crate) fn given_input(buf: Buf, name: &str, width: u64, rows: InputRows) -> Input {
     Input {
         table: TensorDesc {

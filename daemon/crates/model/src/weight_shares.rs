@@ -1,4 +1,4 @@
-//! The types of a model's matrices, and how large they would be in another one.
+//! The types of a model's matrices, and their sizes in other types.
 
 use rocmforge_ops::{Plan, SegmentKind, TensorDesc, WeightType};
 
@@ -16,8 +16,8 @@ pub struct WeightShare {
 }
 
 impl WeightShare {
-    /// Bytes that they would have in a type; as now where that has no blocks for their rows, or is
-    /// no smaller.
+    /// Bytes of these matrices in another type; unchanged if that has no blocks for their rows, or
+    /// is not smaller.
     #[must_use]
     pub fn bytes_as(&self, ty: WeightType) -> u64 {
         let block = ty.block_size() as u64;
@@ -28,18 +28,17 @@ impl WeightShare {
     }
 }
 
-/// The weights of a plan by type, and how many of them a pass of one token reads.
+/// The weights of a plan by type, and the bytes that a one-token pass reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightShares {
     /// Matrices, most bytes first.
     pub matrices: Vec<WeightShare>,
-    /// Bytes of a pass of one token: all segments in order, and of the experts those that a token
-    /// has.
+    /// Bytes that a one-token pass reads: all ordered segments, and the experts that a token uses.
     pub pass_bytes: u64,
 }
 
 impl WeightShares {
-    /// Of a plan whose tokens have `used` of `experts` each.
+    /// Shares of a plan in which each token uses `used` of `experts` experts.
     pub(crate) fn new(plan: &Plan, (used, experts): (u32, u32)) -> Self {
         let mut shares = Self::default();
         for segment in &plan.segments {

@@ -1,20 +1,20 @@
-//! Which of a model's adapters a request asks for.
+//! The LoRA adapters that a request asks for.
 
-/// An adapter that a request lists.
+/// An adapter that a request lists, with its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdapterScale {
-    /// The adapter's number, from 0, in the order of the load.
+    /// Number of the adapter, from 0, in the order of the model's load.
     pub id: i64,
     /// The adapter's scale.
     pub scale: f32,
 }
 
-/// LoRA adapters that a request asks for.
+/// LoRA adapters that a request asks for, by a list or in the model's name.
 #[derive(Debug, Clone, Default)]
 pub struct AdapterChoice {
-    /// The name of the model as the request has it.
+    /// The model's name as the request has it, possibly with `+adapter` appended.
     pub(crate) asked: String,
-    /// The adapters that the request lists.
+    /// The adapters that the request lists; `None` if it has no list.
     pub(crate) listed: Option<Vec<AdapterScale>>,
 }
 

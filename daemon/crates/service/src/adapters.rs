@@ -1,9 +1,10 @@
-//! LoRA adapters of models: what a load has, which of them a request has, and the names
+//! LoRA adapters: those that a load names, those that a request uses, and names such as
 //! `base+adapter`.
 //!
-//! A request that lists adapters has these and no others. Else one that asks for `base+adapter` (or
-//! `base+one+other`) has those that it names, at the scale that they were loaded with, or 1 where
-//! that is 0. Any other has the model's defaults, which are those scales until they are changed.
+//! A request that lists adapters uses exactly these. Else a request for `base+adapter` (or
+//! `base+one+other`) uses the named ones, at the scale that they were loaded with, or 1 if that is
+//! 0. Any other request uses the model's default scales, which are those of the load until they are
+//! changed.
 //!
 //! A model of its own name wins over an adapter: `a+b` is the model of that name if one is loaded
 //! or declared.
@@ -24,18 +25,18 @@ use crate::model_files::{ModelDirs, ModelFileError};
 use crate::naming::{DEFAULT_TAG, default_name};
 use crate::refusals;
 
-/// Between a model's name and those of adapters.
+/// Separator between a model's name and its adapters' names.
 pub const JOIN: char = '+';
 
-/// What refusals call the adapters of a request or a load.
+/// The field of adapters in error messages of requests and loads.
 const FIELD: &str = "lora";
 
-/// An adapter of a load.
+/// An adapter that a load names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AdapterSpec {
     /// The adapter's file, absolute or below a model directory.
     pub path: PathBuf,
-    /// Name of the adapter in requests; by default the file's name.
+    /// Name of the adapter in requests; `None` takes the file's name without `.gguf`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Default scale of the adapter in requests.
@@ -59,11 +60,10 @@ impl AdapterSpec {
     }
 }
 
-/// A scale for each of a model's adapters: 0 for those that are not listed.
+/// The scale of each of a model's adapters; 0 for those that are not listed.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a number that no adapter has, one that is there twice, and a scale that is
-/// none.
+/// INVALID_ARGUMENT for an unknown or repeated adapter number, or an invalid scale.
 pub fn scales_of(listed: &[AdapterScale], model: &LoadedModel) -> Result<Vec<f32>, Failure> {
     let adapters = model.adapters().list();
     let mut scales = vec![None; adapters.len()];
@@ -97,14 +97,15 @@ pub fn scales_of(listed: &[AdapterScale], model: &LoadedModel) -> Result<Vec<f32
     Ok(scales.collect())
 }
 
-/// The name with the adapters behind it left out, and these, for each place where it may be parted.
+/// Each way to split a name at `+` into a model's name and names of adapters.
 fn parted(name: &str) -> impl Iterator<Item = (&str, std::str::Split<'_, char>)> {
     let name = name.strip_suffix(DEFAULT_TAG).unwrap_or(name);
     let places = name.match_indices(JOIN);
     places.map(|(at, _)| (&name[..at], name[at + 1..].split(JOIN)))
 }
 
-/// The adapters of a model that a name has behind it.
+/// The adapters of `model` that are named after its name in `asked`, with their numbers; `None` if
+/// it is not a name of this model with adapters.
 fn named<'a>(asked: &str, model: &'a LoadedModel) -> Option<Vec<(usize, &'a LoadedAdapter)>> {
     let list = model.adapters().list();
     let find = |name: &str| {
@@ -115,9 +116,10 @@ fn named<'a>(asked: &str, model: &'a LoadedModel) -> Option<Vec<(usize, &'a Load
 }
 
 impl Service {
-    /// The adapters of a request for a model.
+    /// The adapters of a request for a model, with their scales; `None` for none.
     ///
     /// # Errors
+    ///
     /// As [`scales_of`].
     pub fn adapters_for(
         &self,
@@ -147,7 +149,7 @@ impl Service {
         scales
     }
 
-    /// The name of the model that is meant: without the names of its adapters behind it.
+    /// The model's name in a request's name, without names of adapters appended to it.
     pub fn without_adapters<'a>(&self, name: &'a str) -> &'a str {
         if !name.contains(JOIN) || self.is_known(name) {
             return name;
@@ -182,7 +184,7 @@ impl Service {
         specs.iter().map(AdapterSpec::name).collect()
     }
 
-    /// The names of loaded models with each of their adapters.
+    /// Names such as `base+adapter` for each adapter of each loaded model.
     pub(crate) fn names_with_adapters(snapshot: &Snapshot) -> Vec<String> {
         let models = snapshot.models.iter().map(|status| &status.model);
         let with = models.flat_map(|model| {
@@ -199,15 +201,15 @@ pub(crate) fn names_of(model: &LoadedModel) -> Vec<String> {
     list.map(|adapter| adapter.name.clone()).collect()
 }
 
-/// The name of a model with an adapter.
+/// The name `model+adapter`.
 pub(crate) fn with_adapter(model: &str, adapter: &str) -> String {
     format!("{model}{JOIN}{adapter}")
 }
 
-/// Reads `FILE` or `FILE=SCALE`.
+/// Parses an adapter that is given as `FILE` or `FILE=SCALE`.
 ///
 /// # Errors
-/// What is wrong with the scale.
+/// A message that says what is wrong with the scale.
 pub fn parse_spec(text: &str) -> Result<AdapterSpec, String> {
     let spec = |path: &str, scale| AdapterSpec {
         path: Path::new(path).to_owned(),

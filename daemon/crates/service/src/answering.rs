@@ -1,4 +1,4 @@
-//! Answers to conversations, and conversations as their templates render them.
+//! Generates answers to conversations, and renders conversations with chat templates.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ use crate::text_work::Unwanted;
 /// Parameters of the completion of a conversation.
 #[derive(Debug)]
 pub struct Answering {
-    /// How to choose tokens, and when to end.
+    /// Sampling parameters, stop strings and limits.
     pub sampling: Sampling,
-    /// The context length, within the model's and the daemon's.
+    /// Context length in tokens, within the model's and the daemon's limits.
     pub n_ctx: u32,
     /// Priority class of the request.
     pub class: Class,
@@ -32,16 +32,17 @@ pub struct Answering {
     pub reuse: bool,
     /// Number of completions, at most [`crate::answers::CHOICES_MAX`].
     pub choices: u32,
-    /// Whether the output stays unparsed.
+    /// Whether the output is returned as plain text, without parsing reasoning and tool calls.
     pub unparsed: bool,
 }
 
 impl Service {
-    /// Begins the answers, each with what takes its text apart.
+    /// Starts the completions of a conversation, each with a parser that splits its text into
+    /// parts.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION for a model without a usable template, UNIMPLEMENTED where its calls are
-    /// not read, and those of [`Service::generate_choices`].
+    /// FAILED_PRECONDITION for a model without a usable template, UNIMPLEMENTED if its
+    /// tool calls cannot be parsed, and those of [`Service::generate_choices`].
     pub async fn answer(
         &self,
         model: &Arc<LoadedModel>,
@@ -90,11 +91,11 @@ impl Service {
         Ok(choices.await?.into_iter().map(split).collect())
     }
 
-    /// What a conversation would let the model continue: the text, and its ids.
+    /// The prompt for a conversation: its text, and its token ids.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION for a model without a usable template, INVALID_ARGUMENT where the
-    /// template refuses, RESOURCE_EXHAUSTED above a limit of its peer.
+    /// FAILED_PRECONDITION for a model without a usable template, INVALID_ARGUMENT if the
+    /// template rejects it, RESOURCE_EXHAUSTED above a limit of the client.
     pub async fn render(
         &self,
         model: &Arc<LoadedModel>,

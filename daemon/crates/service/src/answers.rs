@@ -1,4 +1,4 @@
-//! Answers as they come: the engine's events of one choice or several, taken apart.
+//! Completions as they are generated: the engine's events of one or more choices, split into parts.
 //!
 //! ```text
 //! engine's events -> Splitter -> parts, token ids and scores, by choice
@@ -22,16 +22,16 @@ use crate::generation::Running;
 use crate::refusals;
 use crate::request_log::RequestLog;
 
-/// Maximum number of answers of a request.
+/// Maximum number of completions of one request.
 pub const CHOICES_MAX: u32 = 8;
-/// What an answer is refused with whose scores are too many to be held until its end.
+/// Error message if a completion has more scores than can be held until its end.
 const TOO_MANY_SCORES: &str =
     "more scores than an answer holds; stream it, or ask for fewer of them or of tokens";
 /// Message for too many choices where streams hold them, too.
 const TOO_MANY_IN_STREAMS: &str =
     "more scores than an answer holds; ask for fewer of them or of tokens";
 
-/// Checks how many answers a request wants; without a number, one.
+/// Checks the number of completions that a request asks for; 1 by default.
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the range.
@@ -53,30 +53,29 @@ pub struct Ended {
     pub finish: FinishReason,
     /// The engine's summary of the generation.
     pub summary: GenerateSummary,
-    /// Seed of the generation.
+    /// The end of a completion: reason, token counts and times.
     pub seed: u64,
     /// The stop string that ended the generation.
     pub stop_string: Option<String>,
-    /// Calls that it made, but those whose arguments came to no object.
+    /// Number of tool calls whose arguments are a JSON object.
     pub calls: usize,
     /// Tool calls that the choice began, whatever their arguments are.
     pub told_calls: usize,
     /// Whether the completion was cut inside of its last part.
     pub cuts_part: bool,
-    /// Whether a call was open when something other than the model ended it.
+    /// Whether a tool call was incomplete when something other than the model ended the generation.
     pub cuts_call: bool,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Prompt tokens that were reused from the prefix cache.
+    /// Number of prompt tokens that were reused from the prefix cache.
     pub reused_tokens: u32,
-    /// Tokens that were generated.
+    /// Number of tokens that were generated.
     pub generated_tokens: u32,
-    /// Token counts of all completions that have ended, this one included.
+    /// Token counts of all completions of the request that have ended so far, this one included.
     pub all: Generated,
-    /// The scores of the generated tokens, where they are wanted and the answer was collected.
+    /// The score of each generated token, if scores are wanted and the completion was collected.
     pub scores: Vec<TokenScore>,
-    /// In place of these, those of each text among the answer's parts
-    /// ([`Generation::score_text_only`]).
+    /// With [`Generation::score_text_only`], in place of `scores`: the scores of each text part.
     pub text_scores: Vec<Vec<TokenScore>>,
     /// Times of the request: total, prompt, generation.
     pub times: Times,
@@ -85,7 +84,7 @@ pub struct Ended {
 /// Token counts of a request's completions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Generated {
-    /// All generated tokens.
+    /// Number of generated tokens of all completions.
     pub tokens: u32,
     /// Approximate number of generated tokens that are reasoning.
     pub reasoning_tokens: u32,
@@ -112,7 +111,7 @@ impl Ended {
     }
 }
 
-/// A generation of one answer or several, taken apart.
+/// The generation of one or more completions, whose text is split into parts.
 #[derive(Debug)]
 pub struct Generation {
     choices: Vec<Choice>,
@@ -120,24 +119,24 @@ pub struct Generation {
     started: std::time::Instant,
     all: Generated,
     text_only: bool,
-    /// Scores come with the text of their tokens, and not before.
+    /// Whether scores are delayed until the text of their tokens is sent.
     holds_scores: bool,
     bound: Bound,
 }
 
-/// How many scores have come, where they are held until the end.
+/// Counts scores that are held until the end, against a maximum.
 #[derive(Debug, Default)]
 struct Bound {
     so_far: u64,
-    /// What too many are refused with; nothing where none are held.
+    /// Error message for too many scores; `None` if none are held.
     refusal: Option<&'static str>,
 }
 
 impl Bound {
-    /// Counts these.
+    /// Counts further scores.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where they are too many.
+    /// INVALID_ARGUMENT if there are too many.
     fn count(&mut self, scores: &[TokenScore]) -> Result<(), Failure> {
         let more: u64 = scores.iter().map(|score| score.top.len() as u64 + 1).sum();
         self.so_far += more;
@@ -154,44 +153,44 @@ struct Choice {
     running: Running,
     splitter: Splitter,
     reasoning_tokens: u32,
-    /// Scores of tokens whose text is held back.
+    /// Scores of tokens whose text is still held back.
     waiting: Vec<TokenScore>,
-    /// Whether the last part is text, to which more may be appended.
+    /// Whether the last part is text, so that more can be appended to it.
     says: bool,
     ended: bool,
 }
 
-/// What comes next.
+/// The next event of a generation.
 #[derive(Debug)]
 pub enum Step {
-    /// More of an answer.
+    /// More output of a completion.
     More {
         /// Index of the choice.
         choice: usize,
-        /// What the tokens come to; nothing while a mark may begin.
+        /// Parts of the output; empty while the text may be the beginning of a mark.
         parts: Vec<Part>,
-        /// The tokens.
+        /// Ids of the tokens.
         ids: Vec<u32>,
         /// A score for each token, if the request asks for them.
         scores: Vec<TokenScore>,
-        /// The tokens came to marks, or to nothing: no text that comes later is theirs, nor that of
+        /// Whether the tokens are marks, or have no text: no later text belongs to them or to
         /// tokens before them.
         unsaid: bool,
     },
-    /// The end of an answer.
+    /// The end of a completion.
     End {
         /// Index of the choice.
         choice: usize,
         /// Parts that were held back until the end.
         parts: Vec<Part>,
-        /// Scores of tokens that no text came of, but for those of a stop string.
+        /// Scores of tokens without any text, except those of a stop string.
         scores: Vec<TokenScore>,
         /// How the choice ended.
         ended: Box<Ended>,
-        /// Whether no other goes on.
+        /// Whether this was the request's last completion to end.
         last: bool,
     },
-    /// The end of all, too early.
+    /// The whole generation failed; no event follows.
     Failed(Failure),
 }
 
@@ -217,30 +216,32 @@ impl Generation {
         }
     }
 
-    /// From now on scores come with the text of their tokens: while that may begin a stop string
-    /// they wait, and those of a stop string never come.
+    /// Delays scores until the text of their tokens is sent: while that may begin a stop string
+    /// they wait, and scores of a stop string are dropped.
     pub fn hold_scores(&mut self) {
         self.holds_scores = true;
     }
 
-    /// Collects the scores of what the answers say alone, each text's by itself, without what they
-    /// think and call.
+    /// Collects scores of text parts only, separately for each; scores of reasoning and tool calls
+    /// are dropped.
     pub fn score_text_only(&mut self) {
         self.text_only = true;
     }
 
-    /// Bounds the scores of a stream, too, whose events hold them until its end.
+    /// Limits the number of scores also for a stream, for callers whose streams hold them until the
+    /// end.
     pub fn bound_scores(&mut self) {
         self.bound.refusal = Some(TOO_MANY_IN_STREAMS);
     }
 
-    /// Tells arguments of calls as they come, where the form of calls allows.
+    /// Sends arguments of tool calls in pieces as they are generated, where the format of calls
+    /// allows that.
     pub fn tell_pieces(&mut self) {
         let choices = self.choices.iter_mut();
         choices.for_each(|choice| choice.splitter.tell_pieces());
     }
 
-    /// The model that answers.
+    /// The model that generates.
     pub fn model(&self) -> Option<&Arc<LoadedModel>> {
         self.choices.first().map(|choice| &choice.running.model)
     }
@@ -250,7 +251,7 @@ impl Generation {
         self.choices.first()?.running.adapters.as_deref()
     }
 
-    /// Refuses it where the model thinks although `field` has switched that off.
+    /// Rejects the request if the model reasons although `field` has switched reasoning off.
     ///
     /// # Errors
     /// UNIMPLEMENTED.
@@ -272,13 +273,13 @@ impl Generation {
         Err(failure)
     }
 
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub fn prompt_tokens(&self) -> u32 {
         let first = self.choices.first();
         first.map_or(0, |choice| choice.running.prompt_tokens)
     }
 
-    /// The next step of whichever answer has one. Cancelling it loses nothing.
+    /// Waits for the next event of any completion. Dropping the future loses no event.
     pub async fn next(&mut self) -> Step {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -296,7 +297,7 @@ impl Generation {
         }
     }
 
-    /// What an event of a choice comes to.
+    /// Turns an engine event of the choice with index `at` into an event of the generation.
     fn step(&mut self, at: usize, event: Option<GenerateEvent>) -> Step {
         let mut parts = Vec::new();
         let choice = &mut self.choices[at];
@@ -343,7 +344,7 @@ impl Generation {
         }
     }
 
-    /// The end of a choice.
+    /// Ends the choice with index `at`.
     fn done(&mut self, at: usize, summary: &GenerateSummary) -> Step {
         let mut parts = Vec::new();
         let choice = &mut self.choices[at];
@@ -388,7 +389,8 @@ impl Generation {
         Step::Failed(failure)
     }
 
-    /// Notes that all of it ends with this, as where its deadline has passed.
+    /// Records in the request's log that the generation ends with this failure, such as a passed
+    /// deadline.
     pub fn fail(&mut self, failure: &Failure) {
         self.log.note(&Err::<(), _>(failure.clone()));
     }
@@ -420,10 +422,10 @@ impl Generation {
         }
     }
 
-    /// The whole answer, of one. Dropping the future cancels the generation.
+    /// Collects the single completion of a request. Dropping the future cancels the generation.
     ///
     /// # Errors
-    /// What made it fail.
+    /// The failure of the generation.
     pub async fn collect(self) -> Result<(Vec<Part>, Ended), Failure> {
         let mut answers = self.collect_all().await?;
         answers
@@ -431,11 +433,11 @@ impl Generation {
             .ok_or_else(|| failure::bug("there is no answer"))
     }
 
-    /// All completions of a request, by index; each has the token count of all of them. Dropping
-    /// the future cancels the generation.
+    /// Collects all completions of a request, by index; each has the token counts of all of them.
+    /// Dropping the future cancels the generation.
     ///
     /// # Errors
-    /// What made one of them fail, and INVALID_ARGUMENT for more scores than an answer holds.
+    /// The failure of any of them; INVALID_ARGUMENT for more scores than can be held.
     pub async fn collect_all(mut self) -> Result<Vec<(Vec<Part>, Ended)>, Failure> {
         let collected = || Collected {
             text_only: self.text_only,
@@ -487,12 +489,12 @@ impl Generation {
     }
 }
 
-/// The result of an answer so far.
+/// A completion's collected output so far.
 #[derive(Debug, Default)]
 struct Collected {
     text_only: bool,
     parts: Vec<Part>,
-    /// Scores of tokens; of text alone, of those whose text is still to come.
+    /// Scores of tokens; if only text is scored, those of tokens whose text has not arrived yet.
     scores: Vec<TokenScore>,
     /// Log-probabilities of each text part, if only text is scored.
     of_texts: Vec<Vec<TokenScore>>,
@@ -506,7 +508,7 @@ impl Collected {
         }
     }
 
-    /// Takes a part. Tokens of marks come before what the marks stand for.
+    /// Adds a part. Tokens of marks arrive before the part that they introduce.
     fn part(&mut self, part: Part) {
         if self.text_only {
             match (&part, self.parts.last()) {
@@ -521,7 +523,7 @@ impl Collected {
         self.parts.push(part);
     }
 
-    /// The tokens so far are those of no text that comes later.
+    /// Marks the tokens so far as belonging to no later text.
     fn unsaid(&mut self) {
         if self.text_only {
             self.scores.clear();
@@ -529,14 +531,14 @@ impl Collected {
     }
 }
 
-/// Whether `text`, which came to these parts, is none of what is said later. What the engine holds
-/// back, as for a stop string, is no text yet.
+/// Whether no later part can contain `text`, which resulted in these parts. Text that the engine
+/// holds back, as for a stop string, does not count yet.
 fn is_unsaid(text: &str, parts: &[Part], splitter: &Splitter) -> bool {
     !text.is_empty() && parts.is_empty() && !splitter.holds_text()
 }
 
 impl Choice {
-    /// The next event of the choice; none comes of one that has ended.
+    /// Polls for the next event of the choice; pending for ever if it has ended.
     fn running_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
         match self.ended {
             true => Poll::Pending,

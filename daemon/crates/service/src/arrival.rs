@@ -1,4 +1,4 @@
-//! Who sent a request, when it came and when it has to be answered.
+//! A request's client, arrival time and deadline.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use rocmforge_failure::{self as failure, Failure};
 use crate::peer::{Peer, TokenName};
 use crate::trace::Parent;
 
-/// The process at the other end, as the kernel knows it.
+/// A client's process, as the kernel identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
-    /// The client's user.
+    /// User id of the client.
     pub uid: u32,
-    /// The client's first group.
+    /// Primary group id of the client.
     pub gid: u32,
-    /// The client's process, 0 if that lies outside of our namespace.
+    /// Process id of the client; 0 if it is outside of the daemon's pid namespace.
     pub pid: i32,
 }
 
@@ -59,7 +59,7 @@ impl Arrival {
         }
     }
 
-    /// The client of the request.
+    /// The client, as limits and the scheduler identify it.
     pub fn peer(&self) -> Peer {
         match (self.caller, self.token) {
             (Some(caller), _) => Peer::User(caller.uid),
@@ -68,14 +68,15 @@ impl Arrival {
         }
     }
 
-    /// As a part of the trace that a `traceparent` names, if it is one.
+    /// Makes the request a part of the trace that a `traceparent` header names, if that is valid.
     #[must_use]
     pub fn part_of(mut self, traceparent: Option<&str>) -> Self {
         self.parent = traceparent.and_then(Parent::read);
         self
     }
 
-    /// With at most `timeout` from its arrival. A deadline beyond the clock's range is none.
+    /// Limits the request's time from its arrival to `timeout`. A deadline beyond the clock's range
+    /// counts as none.
     #[must_use]
     pub fn within(mut self, timeout: Duration) -> Self {
         self.deadline = self.at.checked_add(timeout);
@@ -99,7 +100,7 @@ impl Arrival {
         failure::deadline()
     }
 
-    /// What `work` gives. `work` is dropped at the deadline, which cancels it.
+    /// Runs `work`, and drops it at the deadline, which cancels it.
     ///
     /// # Errors
     /// DEADLINE_EXCEEDED, and those of `work`.

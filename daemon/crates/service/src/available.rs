@@ -1,11 +1,11 @@
-//! A model that can be asked for: one that is loaded, or a file that its first use loads.
+//! Models that requests can name: loaded ones, and files that are loaded at their first use.
 
 use rocmforge_engine::api::ModelStatus;
 
 use crate::adapters::{names_of, with_adapter};
 use crate::model_files::ModelFile;
 
-/// Where a model is that can be asked for.
+/// Whether a model is loaded or a file.
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
     /// The model is loaded.
@@ -14,7 +14,7 @@ pub(crate) enum Place {
     OnDisk(Box<ModelFile>),
 }
 
-/// A model that can be asked for, under one of its names.
+/// A model that requests can name, under one of its names.
 #[derive(Debug, Clone)]
 pub struct Available {
     pub(crate) name: String,
@@ -28,7 +28,7 @@ impl Available {
         &self.name
     }
 
-    /// The model's own name, where this one is an alias.
+    /// The model's own name, if this name is an alias of it.
     pub fn alias_of(&self) -> Option<&str> {
         self.alias_of.as_deref()
     }

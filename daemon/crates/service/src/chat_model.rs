@@ -1,9 +1,9 @@
-//! What chats need to know of a loaded model.
+//! Describes a loaded model to the crate `chat`.
 
 use rocmforge_chat::model::{ChatModel, Tower};
 use rocmforge_engine::LoadedModel;
 
-/// A loaded model as prompts and formats see it.
+/// The properties of a loaded model that prompts and formats depend on.
 pub fn chat_model(model: &LoadedModel) -> ChatModel<'_> {
     let tower = model.tower().and_then(|tower| tower.model().tower());
     ChatModel {

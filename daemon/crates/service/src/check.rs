@@ -1,5 +1,6 @@
-//! Request fields against their ranges. What is out of range is refused with the field, the value
-//! and the range; nothing is corrected silently. All violations of a request are reported together.
+//! Checks request fields against their ranges. A value out of range is rejected with the field, the
+//! value and the range; nothing is corrected silently. All violations of a request are reported
+//! together.
 
 use std::time::Duration;
 
@@ -15,33 +16,33 @@ use crate::samplers::SamplerFields;
 
 /// Maximum number of stop strings of a request.
 pub const STOP_MAX: usize = 256;
-/// Longest stop string in bytes.
+/// Maximum length of a stop string in bytes.
 pub const STOP_MAX_BYTES: usize = 256;
-/// Largest presence or frequency penalty, either sign.
+/// Largest absolute value of a presence or frequency penalty.
 pub const PENALTY_MAX: f32 = 100.0;
 /// Longest gap between tokens that can be promised, in milliseconds.
 pub const MAX_GAP_MS: u32 = 60_000;
-/// Largest count that the engine takes.
+/// Largest value of a count in a request.
 const COUNT_MAX: u32 = i32::MAX as u32;
 /// Maximum number of messages of a conversation.
 pub const MESSAGES_MAX: usize = 4096;
-/// Maximum number of parts, and most calls, of all messages of a conversation.
+/// Maximum number of content parts, and of tool calls, in all messages of a conversation.
 pub const PARTS_MAX: usize = 16_384;
-/// Longest role in bytes.
+/// Maximum length of a message's role in bytes.
 pub const ROLE_MAX_BYTES: usize = 64;
-/// Longest name of a model in bytes.
+/// Maximum length of a model's name in bytes.
 pub const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
-/// Maximum number of scores in an answer: tokens times one more than `top_n`.
+/// Maximum number of scores in a response: tokens times (`top_n` + 1).
 pub const SCORES_MAX: u64 = 1 << 20;
 
-/// Sampling as a request has it; what is absent has its default.
+/// Sampling fields as a request has them; absent fields take their defaults.
 #[derive(Debug, Clone, Default)]
 pub struct SamplingFields {
     /// Temperature: at least 0; 0 is greedy.
     pub temperature: Option<f32>,
     /// Number of most likely tokens that are kept: at least 0; 0 keeps all.
     pub top_k: Option<i32>,
-    /// Above 0, at most 1.
+    /// Top-p: probability that the kept tokens reach together: above 0, at most 1.
     pub top_p: Option<f32>,
     /// Share of the largest probability that a token needs to be kept: at least 0, below 1.
     pub min_p: Option<f32>,
@@ -84,17 +85,17 @@ pub struct Sampling {
     pub max_tokens: Option<u32>,
     /// Strings that end the output.
     pub stop: Vec<String>,
-    /// Texts with what is added to the logits of their tokens; not yet a part of `params`.
+    /// Texts, with the value to add to the logits of their tokens; not yet a part of `params`.
     pub biased_texts: Vec<(String, f32)>,
-    /// The longest gap between tokens that is promised, zero for none; `None` is by the class.
+    /// Longest gap between tokens to promise, zero for none; `None` takes the default of the class.
     pub max_gap: Option<Duration>,
     /// Parameters that constrain decoding.
     pub decoding: Decoding,
     /// The grammar or format that constrains the output; not yet a part of `decoding`.
     pub format: Option<Format>,
-    /// When the format begins to hold, if not from the start of the output.
+    /// Text after which the format begins to apply; `None` applies it from the start of the output.
     pub trigger: Option<Trigger>,
-    /// Reasoning that comes before the format.
+    /// How much reasoning comes before the format.
     pub reasoning: Plan,
     /// LoRA adapters that the request asks for.
     pub adapters: AdapterChoice,
@@ -102,14 +103,14 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// A field as the request calls it.
+    /// The full name of a field in the request's dialect.
     pub(crate) fn name_of(&self, field: &str) -> String {
         self.rename
             .map_or_else(|| field.to_owned(), |name| name(field))
     }
 }
 
-/// Checks `sampling.*`.
+/// Checks the fields `sampling.*` of a request.
 pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
     let v = violations;
     let mut params = params(&wire, v);
@@ -155,7 +156,7 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
     }
 }
 
-/// The parameters of sampling, but for the biases of tokens.
+/// The sampling parameters, without biases of tokens.
 fn params(wire: &SamplingFields, v: &mut Violations) -> SamplingParams {
     let default = SamplingParams::default();
     SamplingParams {
@@ -243,7 +244,7 @@ fn stop_strings(stop: &[String], v: &mut Violations) {
     }
 }
 
-/// Checks that a model's name could be one.
+/// Checks that a string is a valid model name.
 pub fn model_name(field: &str, name: &str, violations: &mut Violations) {
     if name.is_empty() {
         violations.add(
@@ -261,7 +262,7 @@ pub fn model_name(field: &str, name: &str, violations: &mut Violations) {
     }
 }
 
-/// Checks `n_ctx` for its sign; its upper end is the model's.
+/// Checks that `n_ctx` is positive; its maximum depends on the model.
 pub fn n_ctx(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
     violations.integer(
         "n_ctx",
@@ -272,7 +273,7 @@ pub fn n_ctx(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
     )
 }
 
-/// Checks `top_n`.
+/// Checks the field `top_n`, the number of most likely tokens to score.
 pub fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
     violations
         .integer(
@@ -285,13 +286,13 @@ pub fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
         .unwrap_or(0)
 }
 
-/// Checks how many of the best results are wanted.
+/// Checks the number of best results to return (`top_n` of rankings).
 pub fn best(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
     let range = "at least 1; leave it unset for all";
     violations.integer("top_n", value, 1, i32::MAX as u32, range)
 }
 
-/// Checks a conversation by the roles of its messages.
+/// Checks the number of messages of a conversation, and their roles.
 pub fn messages(roles: &[&str], violations: &mut Violations) {
     if roles.is_empty() || roles.len() > MESSAGES_MAX {
         violations.add(
@@ -311,8 +312,8 @@ pub fn messages(roles: &[&str], violations: &mut Violations) {
     }
 }
 
-/// The context length in force for a request: what it asks for, within the
-/// model's and the daemon's.
+/// The context length of a request: the one that it asks for, within the limits of the model and
+/// the daemon.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, with the field and its range.
@@ -335,7 +336,7 @@ pub fn context(asked: Option<u32>, n_ctx_train: u32, n_ctx_max: u32) -> Result<u
     }
 }
 
-/// Checks token ids against the vocabulary.
+/// Checks that token ids are in a vocabulary of `n_vocab` tokens.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, with the field and its range.
@@ -353,7 +354,7 @@ pub fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Failure> {
     }
 }
 
-/// Checks that there is something to score, and that the scores fit an answer.
+/// Checks that there are tokens to score, and that the scores fit a response.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, with the field and its range.
@@ -379,7 +380,7 @@ pub fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(), Fail
     Ok(())
 }
 
-/// Checks segment indexes and drops repeated ones. Empty is all.
+/// Checks segment indices and drops repeated ones. An empty list means all segments (`None`).
 ///
 /// # Errors
 /// INVALID_ARGUMENT, with the field and its range.

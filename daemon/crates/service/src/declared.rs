@@ -1,16 +1,16 @@
-//! Models that the configuration declares, with other names for them.
+//! Models that the configuration declares, and their aliases.
 //!
-//! A declared model is registered when the daemon starts, and when a reload brings it; where its
-//! directory does not answer, once that does. It and its aliases are asked for like any other
-//! model, on every way of asking. A model that a reload no longer declares stays loaded: unloading
-//! is a call of its own. One whose file has changed is loaded again at its next use, or
-//! by a reload (`renewal.rs`).
+//! A declared model is registered when the daemon starts, and when a reload brings it; if its
+//! directory does not respond, once that does. The model and its aliases can be used like any other
+//! model's name in all protocols. A model that a reload no longer declares stays loaded: unloading
+//! is a separate call. One whose file has changed is loaded again at its next use, or by a reload
+//! (`renewal.rs`).
 //!
 //! *Invariant:* an alias leads to its model whatever else is loaded: no load is taken under a name
 //! that is an alias (`Service::refuse_alias`, test `an_alias_works_wherever_a_name_does`), and a
 //! model that was loaded under it before a reload brought the alias stays loaded without being
-//! reached by it (`a_reload_takes_filter_token_and_models_and_names_the_rest`). The locks are held
-//! to read or replace one pointer, and to look into one map.
+//! reached by it (`a_reload_takes_filter_token_and_models_and_names_the_rest`). Locks are only held
+//! to read or replace one pointer, or to look up one entry.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -34,9 +34,9 @@ use crate::origins::Origin;
 use crate::refusals;
 use crate::request_log::RequestLog;
 
-/// Maximum number of models that are declared.
+/// Maximum number of declared models.
 pub const DECLARED_MAX: usize = 256;
-/// Maximum number of aliases of one.
+/// Maximum number of aliases of one declared model.
 pub const ALIASES_MAX: usize = 16;
 
 /// A model that the configuration declares.
@@ -54,8 +54,8 @@ pub struct Declared {
     pub pin: bool,
     /// Name or alias of the draft model.
     pub draft: Option<String>,
-    /// The projector by which it reads images, below a model directory; without, the one beside
-    /// its file that fits.
+    /// The model's projector file, below a model directory; `None` takes one beside the model's
+    /// file that fits.
     pub mmproj: Option<PathBuf>,
     /// The declared model's adapters.
     pub lora: Vec<AdapterSpec>,
@@ -77,7 +77,7 @@ impl Declared {
         ))
     }
 
-    /// The load of the declared model, without its preload.
+    /// The load request for the declared model, without its preload.
     pub(crate) fn load(&self) -> Load {
         let template = self.defaults.template.as_ref();
         Load {
@@ -93,11 +93,11 @@ impl Declared {
     }
 }
 
-/// The declared models.
+/// The set of declared models and their aliases.
 #[derive(Debug, Default)]
 pub struct Book {
     models: Vec<Declared>,
-    /// The name of each alias.
+    /// For each alias the name of its model.
     aliases: HashMap<String, String>,
 }
 
@@ -114,23 +114,23 @@ impl Book {
         }
     }
 
-    /// The models.
+    /// The declared models in the order of the configuration.
     pub fn models(&self) -> &[Declared] {
         &self.models
     }
 
-    /// The model that is declared under this name, no alias.
+    /// The model that is declared under this name; aliases do not count.
     pub fn model(&self, name: &str) -> Option<&Declared> {
         self.models.iter().find(|model| model.name == name)
     }
 
-    /// The model that is asked for by this name or alias, which may end in Ollama's default tag.
+    /// The declared model with this name or alias, also with Ollama's default tag appended.
     pub fn asked(&self, name: &str) -> Option<&Declared> {
         let find = |name: &str| self.model(&self.real_name(name));
         find(name).or_else(|| find(name.strip_suffix(DEFAULT_TAG)?))
     }
 
-    /// The models, those that draft before those for which they do.
+    /// The declared models, with draft models before the models that use them.
     fn drafts_first(&self) -> Vec<&Declared> {
         let draft_of = |model: &Declared| self.asked(model.draft.as_deref()?);
         let depth = |model: &&Declared| {
@@ -153,7 +153,7 @@ impl Book {
         self.aliases.contains_key(name)
     }
 
-    /// The model's own name, of a name or an alias.
+    /// The model's own name for a name or an alias.
     pub fn real_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         match self.aliases.get(name) {
             Some(real) => Cow::Owned(real.clone()),
@@ -162,28 +162,30 @@ impl Book {
     }
 }
 
-/// What became of the models that are declared.
+/// The result of registering the declared models.
 #[derive(Debug, Default)]
 pub struct Registration {
     /// Models that were registered by this call.
     pub registered: Vec<Declared>,
-    /// The names of those that could not be, each with why.
+    /// The names of models that could not be registered, each with the reason.
     pub refused: Vec<(String, String)>,
 }
 
-/// What a look at the file of a declared model found beside what is loaded under its name.
+/// How a declared model's file compares with the one that is loaded under its name.
 enum Seen {
     /// The loaded model has this file, unchanged.
     Same,
-    /// The loaded model has this file, which has changed: it was loaded again, or could not be.
+    /// The loaded model has this file, which has changed: the model was loaded again, or could not
+    /// be.
     Changed,
-    /// Another one, or none.
+    /// Another file is at the declared path, or none.
     Other(Found),
     /// The file did not respond.
     Nothing,
 }
 
-/// What a model that was loaded as it was declared `then` does not take of how it is declared now.
+/// Describes which settings of the declaration `now` a model that was loaded with `then` does not
+/// use; `None` if it uses all.
 fn kept_by_loaded(then: &Declared, now: &Declared) -> Option<String> {
     let template = |model: &Declared| model.defaults.template.clone();
     let differ = [
@@ -201,7 +203,7 @@ fn kept_by_loaded(then: &Declared, now: &Declared) -> Option<String> {
     (!keys.is_empty()).then(|| format!("{} {message}", keys.join(", ")))
 }
 
-/// Why a declared file is not the one that is loaded.
+/// The message that says why a declared model's file is not the one that is loaded.
 fn other_file(model: &Declared, found: &Found, loaded: &Path) -> String {
     let (path, loaded) = (model.path.display(), loaded.display());
     match **found {
@@ -212,10 +214,10 @@ fn other_file(model: &Declared, found: &Found, loaded: &Path) -> String {
     }
 }
 
-/// The real path of a declared model's file, if there is one.
+/// The real path of a declared model's file, if the file exists.
 type Found = Arc<Option<PathBuf>>;
 
-/// The book in force.
+/// Holds the set of declared models in force.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf(RwLock<Arc<Book>>);
 
@@ -236,18 +238,18 @@ impl Service {
         self.shelf.get()
     }
 
-    /// The model's own name, of a name or an alias.
+    /// The model's own name for a name or an alias.
     pub fn real_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         self.shelf.get().real_name(name)
     }
 
-    /// The model's own name, of a name or an alias with adapters behind it or without.
+    /// The model's own name for a name or an alias, with or without adapters appended.
     pub(crate) fn meant<'a>(&self, name: &'a str) -> Cow<'a, str> {
         self.real_name(self.without_adapters(name))
     }
 
-    /// Declares these models and no others. Names count at once; [`Service::register_declared`]
-    /// loads.
+    /// Sets the declared models, replacing the earlier ones. Their names are valid at once;
+    /// [`Service::register_declared`] loads them.
     pub fn declare(&self, models: Vec<Declared>) {
         let book = Book::new(models);
         let names: Vec<_> = book.models.iter().map(|m| m.name.clone()).collect();
@@ -268,8 +270,8 @@ impl Service {
     }
 
     /// Registers declared models that are not loaded, with their pins. A model that cannot be
-    /// loaded is logged, and tried again at its first use over HTTP. Settings of its declaration
-    /// that a loaded model does not take are reported.
+    /// loaded is logged, and tried again at its first use over HTTP. Reports settings of
+    /// declarations that already loaded models do not use.
     pub async fn register_declared(self: &Arc<Self>) -> Registration {
         let mut registration = Registration::default();
         self.take_late();
@@ -292,8 +294,8 @@ impl Service {
         registration
     }
 
-    /// Registers a declared model. If it is loaded, reports the settings of its declaration that it
-    /// does not take.
+    /// Registers a declared model. If it is loaded already, reports the settings of its declaration
+    /// that it does not use.
     async fn register_or_follow(
         self: &Arc<Self>,
         model: &Declared,
@@ -333,7 +335,7 @@ impl Service {
         registration
     }
 
-    /// Loads a declared model, and remembers it where its directory does not answer.
+    /// Loads a declared model, or remembers it for later if its directory does not respond.
     async fn register(self: &Arc<Self>, model: &Declared, registration: &mut Registration) {
         loop {
             let silent = self.dirs.silent().count();
@@ -361,9 +363,8 @@ impl Service {
         std::mem::take(&mut *self.late())
     }
 
-    /// Loads those declared models again that are loaded and whose files have changed in place,
-    /// registers those whose directories did not answer, and tells what the others do not take of
-    /// how they are declared.
+    /// Reloads declared models whose files have changed in place, registers those whose directories
+    /// had not responded, and reports settings that other loaded models do not use.
     pub async fn renew_declared(self: &Arc<Self>) -> Registration {
         let mut registration = Registration::default();
         let book = self.declared();
@@ -382,8 +383,8 @@ impl Service {
         registration
     }
 
-    /// Loads a declared model again as [`Service::renew_one`] does, or reports the settings that
-    /// the loaded one keeps.
+    /// Reloads a declared model as [`Service::renew_one`] does, or reports the settings that the
+    /// loaded one keeps.
     async fn follow_up(
         self: &Arc<Self>,
         model: &Declared,
@@ -405,8 +406,8 @@ impl Service {
         }
     }
 
-    /// Looks at the files of those of `models` that are loaded, at all of them at once: so those
-    /// that do not answer are waited for once.
+    /// Probes the files of those of `models` that are loaded, all at once, so that hung ones cost
+    /// one wait together.
     async fn look_at_loaded(
         &self,
         models: &[&Declared],
@@ -442,8 +443,8 @@ impl Service {
         found.collect()
     }
 
-    /// Loads a declared model again if its file, in which a look `found` this, has changed. Nothing
-    /// is done where another file is loaded, or where this one did not answer.
+    /// Reloads a declared model if its file has changed, as the probe `found`. Does nothing if
+    /// another file is loaded, or if the file did not respond.
     async fn renew_one(
         self: &Arc<Self>,
         model: &Declared,
@@ -489,8 +490,8 @@ impl Service {
         Seen::Changed
     }
 
-    /// Whether a model was loaded as it is declared now, so that another file at its path is to
-    /// take its place: not one that was loaded by another path.
+    /// Whether a model was loaded from its declared path, so that another file at that path
+    /// replaces it.
     fn is_replaced_by(&self, loaded: &Arc<LoadedModel>, model: &Declared) -> bool {
         let then = self.origins.declared_as(loaded);
         then.is_some_and(|then| then.path == model.path)
@@ -521,7 +522,7 @@ impl Service {
         log.end(loaded).map(drop)
     }
 
-    /// Uploads those of `models` that are declared with `preload`, one after the other.
+    /// Preloads those of `models` that are declared with `preload`, one after the other.
     pub async fn preload_declared(&self, models: &[Declared]) {
         for model in models.iter().filter(|model| model.preload) {
             let log = RequestLog::audit("Preload", &model.name, "as declared", &Arrival::now(None));
@@ -546,7 +547,7 @@ impl Service {
         }
     }
 
-    /// Refuses a load under a name that leads elsewhere.
+    /// Rejects a load under a name that is an alias of another model.
     pub(crate) fn refuse_alias(&self, name: &str) -> Result<(), Failure> {
         match self.declared().aliases.get(name) {
             Some(real) => Err(failure::invalid(

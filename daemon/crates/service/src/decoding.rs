@@ -1,4 +1,4 @@
-//! What requests ask beside sampling: bias by token, where a text may and must end,
+//! Checks of a request's options besides sampling: logit bias, where the output may and must end,
 //! log-probabilities.
 
 use std::collections::BTreeMap;
@@ -14,47 +14,47 @@ use crate::check::Sampling;
 
 /// Maximum number of tokens with a bias.
 pub const LOGIT_BIAS_MAX: usize = 1024;
-/// Largest bias, either sign.
+/// Largest absolute value of a logit bias.
 pub const BIAS_MAX: f32 = 100.0;
-/// The bias of a token that is forbidden.
+/// Bias of a token that must not be generated.
 pub const FORBIDDEN: f32 = f32::NEG_INFINITY;
-/// Longest text with a bias, in bytes.
+/// Maximum length in bytes of a text with a bias.
 pub const BIASED_TEXT_MAX_BYTES: usize = 256;
-/// Maximum number of tokens that end a text beside the vocabulary's own.
+/// Maximum number of stop tokens of a request, besides the vocabulary's own.
 pub const STOP_TOKENS_MAX: usize = 64;
-/// Maximum number of tokens that are returned with their log-probabilities in a generated one's
-/// place.
+/// Maximum number of most likely tokens that are returned with log-probabilities at each position.
 pub const LOGPROBS_MAX: u32 = 20;
 
-/// The fields as a request has them; what is absent does nothing.
+/// Options of a request besides sampling, as the request has them; absent ones have no effect.
 #[derive(Debug, Clone, Default)]
 pub struct DecodingFields {
-    /// Token ids with what is added to their logits: at most [`LOGIT_BIAS_MAX`], each at most
-    /// [`BIAS_MAX`], either sign, or [`FORBIDDEN`].
+    /// Token ids, with the value to add to their logits: at most [`LOGIT_BIAS_MAX`] entries, each
+    /// value at most [`BIAS_MAX`] in magnitude, or [`FORBIDDEN`].
     pub logit_bias: Vec<(u32, f32)>,
-    /// Texts with what is added to the logits of each of their tokens; bounded as and with those
-    /// of ids, each of 1 to [`BIASED_TEXT_MAX_BYTES`] bytes.
+    /// Texts of 1 to [`BIASED_TEXT_MAX_BYTES`] bytes, with the value to add to the logits of each
+    /// of their tokens; they count towards [`LOGIT_BIAS_MAX`].
     pub biased_texts: Vec<(String, f32)>,
-    /// At least 0, at most `max_tokens`.
+    /// Minimum number of generated tokens: from 0 to `max_tokens`.
     pub min_tokens: Option<i32>,
-    /// Go on behind tokens that end a text.
+    /// Whether generation goes on after end-of-generation tokens.
     pub ignore_eos: bool,
-    /// At most [`STOP_TOKENS_MAX`].
+    /// Ids of tokens that end the generation: at most [`STOP_TOKENS_MAX`].
     pub stop_token_ids: Vec<u32>,
-    /// 0 to [`LOGPROBS_MAX`].
+    /// Number of most likely tokens to return with log-probabilities: 0 to [`LOGPROBS_MAX`].
     pub logprobs: Option<i32>,
-    /// The log-probabilities are those that tokens are drawn with, behind all samplers.
+    /// Whether log-probabilities are those after all samplers, with which tokens are drawn.
     pub after_sampling: bool,
     /// The grammar or format that constrains the output.
     pub format: Option<Format>,
-    /// Maximum number of tokens of reasoning; without, as many as leave room for what is held.
+    /// Maximum number of reasoning tokens; `None` allows as many as leave room for the constrained
+    /// output.
     pub reasoning_budget: Option<u32>,
-    /// Ends reasoning at once, when it is set.
+    /// A flag that ends reasoning at once when it is set.
     pub reasoning_end: Option<Arc<AtomicBool>>,
 }
 
-/// Checks the fields, but for what the vocabulary has to say; gives the biases by token, the rest,
-/// and the format that is yet to be compiled.
+/// Checks the fields as far as that needs no vocabulary. Returns the biases by token, the decoding
+/// options, and the format that has to be compiled.
 pub(crate) fn checked(
     mut fields: DecodingFields,
     texts: &[(String, f32)],
@@ -110,7 +110,7 @@ pub(crate) fn checked(
     (fields.logit_bias, decoding, fields.format)
 }
 
-/// Whether the value may be added to a logit: it is in the range, and not NaN.
+/// Whether a value may be a logit bias: it is in the range, and not NaN.
 fn is_bias(bias: f32) -> bool {
     bias.abs() <= BIAS_MAX || bias == FORBIDDEN
 }
@@ -128,12 +128,12 @@ fn check_biased_texts(texts: &[(String, f32)], v: &mut Violations) {
     }
 }
 
-/// Adds the biases of texts to those of tokens: each token of a text has that of the text, and one
-/// of several has their sum.
+/// Adds the biases of texts to those of tokens: each token of a text gets the text's bias, and a
+/// token of several texts gets their sum.
 ///
 /// # Errors
-/// INVALID_ARGUMENT for a text that the vocabulary cannot write, and where tokens and texts make
-/// more than [`LOGIT_BIAS_MAX`] tokens.
+/// INVALID_ARGUMENT for a text that the vocabulary cannot encode, or if there are more
+/// than [`LOGIT_BIAS_MAX`] tokens.
 pub(crate) fn add_biased_texts(
     bias: &mut Vec<(u32, f32)>,
     texts: &[(String, f32)],
@@ -158,7 +158,7 @@ pub(crate) fn add_biased_texts(
     Ok(())
 }
 
-/// Checks token ids against a model's vocabulary.
+/// Checks the token ids in a request's options against a model's vocabulary.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, with the field as the request calls it.

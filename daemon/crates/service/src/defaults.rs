@@ -1,8 +1,7 @@
-//! What requests of a declared model have where they leave it unset, in every dialect and over
-//! gRPC.
+//! Default parameters of a declared model, for requests that leave them unset, over HTTP and gRPC.
 //!
-//! Without any, the defaults are those of [`SamplingParams`]. A value counts as one that the
-//! request gave, and is held to the same ranges when the configuration is read.
+//! Without any, the defaults are those of [`SamplingParams`]. A default is treated like a value in
+//! the request, and is checked against the same ranges when the configuration is read.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,50 +14,50 @@ use crate::adapters::AdapterChoice;
 use crate::check::{self, Sampling, SamplingFields};
 use crate::embedding::input_type::Prompts;
 
-/// The defaults of a model; `None` is the daemon's own.
+/// Default parameters of a declared model; for `None` the daemon's default applies.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Defaults {
-    /// See [`SamplingFields::temperature`].
+    /// Default of [`SamplingFields::temperature`].
     pub temperature: Option<f32>,
-    /// See [`SamplingFields::top_k`].
+    /// Default of [`SamplingFields::top_k`].
     pub top_k: Option<i32>,
-    /// See [`SamplingFields::top_p`].
+    /// Default of [`SamplingFields::top_p`].
     pub top_p: Option<f32>,
-    /// See [`SamplingFields::min_p`].
+    /// Default of [`SamplingFields::min_p`].
     pub min_p: Option<f32>,
-    /// See [`SamplingFields::repeat_penalty`].
+    /// Default of [`SamplingFields::repeat_penalty`].
     pub repeat_penalty: Option<f32>,
-    /// See [`SamplingFields::presence_penalty`].
+    /// Default of [`SamplingFields::presence_penalty`].
     pub presence_penalty: Option<f32>,
-    /// See [`SamplingFields::frequency_penalty`].
+    /// Default of [`SamplingFields::frequency_penalty`].
     pub frequency_penalty: Option<f32>,
-    /// See [`SamplingFields::penalty_last_n`].
+    /// Default of [`SamplingFields::penalty_last_n`].
     pub penalty_last_n: Option<i32>,
-    /// See [`SamplingFields::max_tokens`].
+    /// Default of [`SamplingFields::max_tokens`].
     pub max_tokens: Option<i32>,
     /// Default priority of requests for the model.
     pub class: Option<Class>,
-    /// A chat template in the place of the file's.
+    /// Chat template that replaces the file's.
     pub template: Option<Template>,
     /// Whether the model reasons in requests that leave it unset.
     pub thinking: Option<bool>,
     /// Pooling of embeddings, in place of the file's.
     pub pooling: Option<Pooling>,
-    /// What stands before texts that are embedded, by what they are embedded for.
+    /// Prompts that are put before texts to embed, by the purpose of the embedding.
     pub prompts: Prompts,
 }
 
-/// A chat template of its own file.
+/// A chat template that was read from a separate file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    /// The file.
+    /// Path of the template's file.
     pub path: PathBuf,
     /// Source text of the template.
     pub source: Arc<str>,
 }
 
 impl Defaults {
-    /// The fields of a request, with these where it leaves them unset.
+    /// Fills the fields that a request leaves unset with these defaults.
     fn fill(&self, mut fields: SamplingFields) -> SamplingFields {
         fields.temperature = fields.temperature.or(self.temperature);
         fields.top_k = fields.top_k.or(self.top_k);
@@ -76,10 +75,10 @@ impl Defaults {
         fields
     }
 
-    /// Checks them as those of a request.
+    /// Checks the defaults like the fields of a request.
     ///
     /// # Errors
-    /// The field and its range.
+    /// The field and its range, as messages.
     pub fn check(&self) -> Result<(), (String, String)> {
         let mut violations = Violations::named(|field| field.replace("sampling.", ""));
         check::sampling(self.fill(SamplingFields::default()), &mut violations);
@@ -89,7 +88,7 @@ impl Defaults {
         }
     }
 
-    /// What a request that sets nothing is generated with.
+    /// The sampling parameters and `max_tokens` of a request that sets nothing.
     pub fn params(&self) -> (SamplingParams, Option<u32>) {
         let mut violations = Violations::default();
         let sampling = check::sampling(self.fill(SamplingFields::default()), &mut violations);

@@ -1,4 +1,4 @@
-//! A prompt that is repeated before its continuation, with the log-probabilities of its tokens.
+//! Repeats a prompt before its completion, with the log-probabilities of its tokens (`echo`).
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use crate::adapters::AdapterChoice;
 use crate::arrival::Arrival;
 use crate::check;
 
-/// A prompt as it is repeated.
+/// A prompt to repeat before its completion.
 #[derive(Debug)]
 pub struct Echo {
     /// The prompt's text.
     pub text: String,
-    /// The prompt's ids.
+    /// Token ids of the prompt.
     pub ids: Vec<u32>,
-    /// The score of each of them but the first, where they are wanted.
+    /// The score of each token but the first, if scores are wanted.
     pub scores: Vec<TokenScore>,
 }
 
 impl Service {
-    /// Makes ids of a prompt, and scores them where `top_n` is there: each with so many of the most
-    /// probable ones in its place.
+    /// Tokenizes a prompt, and scores its tokens if `top_n` is given: each with that number of most
+    /// likely tokens.
     ///
     /// # Errors
-    /// Those of the prompt, INVALID_ARGUMENT for more scores than an answer holds,
-    /// RESOURCE_EXHAUSTED above a limit of its peer, and those of the engine.
+    /// Those of the prompt, INVALID_ARGUMENT for more scores than a response holds,
+    /// RESOURCE_EXHAUSTED above a limit of the client, and those of the engine.
     pub async fn echo(
         &self,
         model: &Arc<LoadedModel>,

@@ -1,4 +1,4 @@
-//! Embeddings of texts: each one vector, or one for each token.
+//! Embeddings of texts: one vector for each text, or for each token.
 
 pub mod input_type;
 mod norm;
@@ -19,45 +19,46 @@ use crate::check;
 pub use crate::embedding::norm::Norm;
 use crate::request_log::RequestLog;
 
-/// Maximum number of texts of a request, as OpenAI has it.
+/// Maximum number of texts of a request, the same as OpenAI's.
 pub const TEXTS_MAX: usize = 2048;
 
-/// Maximum number of values of an answer, so that it fits a message: 48 MiB.
+/// Maximum number of values in a response, so that it fits a message: 48 MiB.
 pub const VALUES_MAX: u64 = 12 << 20;
 
-/// Values that are shortened and scaled where a request is awaited: about a millisecond of work.
+/// Maximum number of values that are cut and scaled on the async thread: about a millisecond of
+/// work.
 const SCALED_HERE_MAX: usize = 1 << 17;
 
-/// Texts of a request that the engine has at a time; they share passes.
+/// Number of a request's texts that are given to the engine at a time; they share passes.
 const AT_A_TIME: usize = 16;
 
-/// Texts that an encoder computes at a time: each is one pass, and most texts are short.
+/// Number of texts that are given to an encoder at a time: each is one pass, and most are short.
 const ENCODED_AT_A_TIME: usize = 32;
 
-/// Texts that are to be embedded.
+/// A request to embed texts.
 #[derive(Debug)]
 pub struct Texts {
-    /// The model.
+    /// The model that computes the embeddings.
     pub model: Arc<LoadedModel>,
-    /// The model's adapters that they have.
+    /// LoRA adapters of the request, with their scales.
     pub adapters: Option<Arc<AppliedAdapters>>,
-    /// The texts.
+    /// The texts to embed.
     pub texts: Vec<Prompt>,
-    /// What a refusal calls them.
+    /// The field of the texts in error messages.
     pub field: &'static str,
-    /// The context length, within the model's and the daemon's.
+    /// Context length in tokens, within the model's and the daemon's limits.
     pub n_ctx: u32,
-    /// Whether a text that is longer is cut, not refused.
+    /// Whether a text that is too long is truncated instead of rejected.
     pub truncate: bool,
-    /// Which hidden states make a vector; `None` is as [`Service::pooling`] has it.
+    /// How hidden states are pooled; `None` takes the model's default ([`Service::pooling`]).
     pub pooling: Option<Pooling>,
-    /// Whether the answer can have a vector for each token of a text.
+    /// Whether the response's format can have a vector for each token.
     pub each_token: bool,
-    /// How vectors are scaled; `None` is to the length 1, and where each token has one, not at all.
+    /// How vectors are scaled; `None` scales to length 1, but not vectors of single tokens.
     pub norm: Option<Norm>,
-    /// How many elements of each vector are wanted, from the first; `None` is all.
+    /// Number of leading elements to return of each vector; `None` returns all.
     pub dimensions: Option<u32>,
-    /// Which of the model's prompts stands before each text; `None` is none.
+    /// Name of the model's prompt to put before each text; `None` puts none.
     pub input_type: Option<String>,
     /// Priority of the request.
     pub class: Class,
@@ -66,24 +67,24 @@ pub struct Texts {
 /// Embeddings of the texts of a request.
 #[derive(Debug)]
 pub struct Embedded {
-    /// For each text its vector, or those of its tokens one after the other, and how many tokens it
-    /// has. Where that was asked for, a vector is of length 1 (unless all of it is 0).
+    /// For each text its vector, or the vectors of its tokens one after the other, and its number
+    /// of tokens. Vectors have length 1 (unless all elements are 0) if that was requested.
     pub vectors: Vec<(Vec<f32>, u32)>,
-    /// Elements of each vector.
+    /// Number of elements of each vector.
     pub width: usize,
     /// How hidden states were pooled into the embeddings.
     pub pooling: Pooling,
-    /// Tokens of all texts.
+    /// Number of tokens of all texts together.
     pub tokens: u32,
 }
 
 impl Service {
-    /// Embeds texts. Dropping the future cancels what is not done.
+    /// Embeds texts. Dropping the future cancels the remaining work.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for no texts or too many, a text without tokens or too long, dimensions or
-    /// a prompt that the model has not, and vectors of tokens where the answer can have none; those
-    /// of the engine.
+    /// INVALID_ARGUMENT for no texts or too many, a text without tokens or too long,
+    /// dimensions or a prompt that the model does not have, and vectors of tokens if the response
+    /// cannot have them; errors of the engine.
     pub async fn embed(
         &self,
         mut wanted: Texts,
@@ -160,7 +161,7 @@ impl Service {
         })
     }
 
-    /// The vectors of the engine's values. Of many they are made on a blocking thread.
+    /// Makes vectors of the engine's values, on a blocking thread if there are many.
     async fn vectors(
         &self,
         shape: VectorShape,
@@ -176,9 +177,8 @@ impl Service {
         arrival.limit(work).await
     }
 
-    /// Which hidden states of a model make a vector where a request does not say: as the
-    /// configuration has it, or the model's file; else of an encoder all of them, of another model
-    /// the last token's.
+    /// Default pooling of a model: as configured, else as in the model's file; else all hidden
+    /// states of an encoder, and the last token's of another model.
     pub fn pooling(&self, model: &LoadedModel) -> Pooling {
         let declared = self.defaults(model.name()).pooling;
         let model = model.model();
@@ -189,7 +189,7 @@ impl Service {
         declared.or(model.hparams().pooling).unwrap_or(usual)
     }
 
-    /// Puts the prompt that is asked for before each text.
+    /// Puts the requested prompt of the model before each text.
     fn put_prompts(&self, wanted: &mut Texts) -> Result<(), Failure> {
         let Some(input_type) = &wanted.input_type else {
             return Ok(());
@@ -201,15 +201,15 @@ impl Service {
     }
 }
 
-/// How the engine's values become vectors.
+/// How the engine's values are cut and scaled to vectors.
 #[derive(Debug, Clone, Copy)]
 struct VectorShape {
-    /// Elements of a hidden state.
+    /// Number of elements of a hidden state.
     n_embd: usize,
-    /// Elements of each vector to return, from the first.
+    /// Number of leading elements of each vector to return.
     width: usize,
     norm: Norm,
-    /// Each token has a vector.
+    /// Whether each token has a vector.
     each_token: bool,
 }
 
@@ -229,8 +229,8 @@ impl VectorShape {
         }
     }
 
-    /// Counts the values of a text of so many tokens, where each has a vector, among those of the
-    /// request. They are counted before the engine makes them, all elements of each.
+    /// Adds the values of a text of `tokens` tokens, each with a vector, to the request's count
+    /// before the engine computes them, and checks the maximum.
     fn check_tokens(&self, tokens: u32, field: &str, values: &AtomicU64) -> Result<(), Failure> {
         if !self.each_token {
             return Ok(());
@@ -248,7 +248,7 @@ impl VectorShape {
         Err(failure::invalid(field, &why))
     }
 
-    /// The vectors: cut and scaled.
+    /// Cuts and scales the engine's values to vectors.
     fn vectors(&self, mut values: Vec<f32>) -> Vec<f32> {
         if self.width < self.n_embd {
             let n = values.len() / self.n_embd;
@@ -264,7 +264,7 @@ impl VectorShape {
     }
 }
 
-/// Refuses a vector for each token where the answer can have none.
+/// Rejects a vector for each token if the response cannot have them.
 fn check_pooling(pooling: Pooling, wanted: &Texts) -> Result<(), Failure> {
     if pooling != Pooling::None || wanted.each_token {
         return Ok(());
@@ -277,7 +277,7 @@ fn check_pooling(pooling: Pooling, wanted: &Texts) -> Result<(), Failure> {
     Err(failure::invalid("model", &why))
 }
 
-/// Refuses texts that are none or too many, and what the model has not.
+/// Checks the number of texts, and options that the model does not support.
 fn check_texts(wanted: &Texts) -> Result<(), Failure> {
     let (model, texts, field) = (&wanted.model, &wanted.texts, wanted.field);
     let invalid = |field: &str, why: String| Err(failure::invalid(field, &why));

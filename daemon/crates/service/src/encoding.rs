@@ -1,4 +1,4 @@
-//! Prompts to ids, off the async workers.
+//! Renders and tokenizes prompts, off the async threads.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::chat_model::chat_model;
 use crate::text_work::Unwanted;
 
 impl Service {
-    /// Context lengths that bound a prompt for a model, where the request's is `n_ctx`.
+    /// Limits of a prompt's length for a model, if the request's context length is `n_ctx`.
     pub fn lengths(&self, n_ctx: u32, model: &LoadedModel) -> Lengths {
         Lengths {
             n_ctx,
@@ -21,12 +21,12 @@ impl Service {
         }
     }
 
-    /// The ids of a prompt, at most as many as there is room for; made on a blocking thread.
-    /// `field` is what a refusal calls the prompt.
+    /// Tokenizes a prompt on a blocking thread, and checks that the tokens fit `room`. `field`
+    /// names the prompt in error messages.
     ///
     /// # Errors
-    /// Those of [`Prompt::encode`], DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED where too many texts
-    /// wait.
+    /// Those of [`Prompt::encode`], DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED if too many
+    /// texts wait.
     pub async fn encode(
         &self,
         model: Arc<LoadedModel>,
@@ -51,9 +51,10 @@ impl Service {
         }
     }
 
-    /// The ids of a prompt, whatever the room for it.
+    /// Tokenizes a prompt on a blocking thread, without a limit on its tokens.
     ///
     /// # Errors
+    ///
     /// As [`Service::encode`].
     pub async fn ids(
         &self,

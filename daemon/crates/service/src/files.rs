@@ -1,8 +1,7 @@
-//! The models that can be asked for: those that are loaded, and the files below the model
-//! directories, each with a name.
+//! The models that requests can name: loaded ones, and the files below the model directories.
 //!
-//! A file is called by its own name without `.gguf` (`naming.rs`), and is loaded when its name is
-//! first asked for. A declared model has the name that the configuration gives it.
+//! A file is named by its file name without `.gguf` (`naming.rs`), and is loaded at its first use.
+//! A declared model has the name that the configuration gives it.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -27,19 +26,19 @@ pub(crate) use crate::naming::DEFAULT_TAG;
 use crate::naming::name_among;
 use crate::refusals;
 
-/// How long a listing serves those who ask for names.
+/// How long a listing of the model directories is reused to look up names.
 const LISTING_KEPT: Duration = Duration::from_secs(2);
-/// How long a listing may be waited for.
+/// Maximum wait for a listing of the model directories.
 const LISTING_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Files of which the log says why they are not offered.
+/// Maximum number of files for which the log says why they are not offered.
 const TOLD_MAX: usize = 128;
 
-/// A file with its name.
+/// A model file with its name in requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFile {
     /// Name of the model in requests.
     pub name: String,
-    /// The file.
+    /// The model file.
     pub file: ModelFile,
 }
 
@@ -49,28 +48,28 @@ impl NamedFile {
     }
 }
 
-/// What the model directories have.
+/// Contents of the model directories.
 #[derive(Debug)]
 pub struct Listed {
     /// The files that are offered as models, by path.
     pub served: Vec<NamedFile>,
     /// Files that are not offered as models, by path, each with the reason.
     pub unserved: Vec<ModelFile>,
-    /// The model directories as they are.
+    /// State of each model directory.
     pub dirs: Vec<DirState>,
-    /// Whether these are all files.
+    /// Whether all directories could be read completely.
     pub is_whole: bool,
 }
 
-/// The files that were found last.
+/// The last listing of the model directories.
 #[derive(Debug)]
 pub(crate) struct Listing {
     turn: Arc<Semaphore>,
     looks: Arc<Looks<Found>>,
-    /// What declared paths lead to.
+    /// Probes that find the real paths of declared files.
     real: Arc<Looks<PathBuf>>,
     last: Mutex<Option<(Instant, Arc<[NamedFile]>)>>,
-    /// Files that are not offered, of which the log has spoken.
+    /// Files that are not offered and about which the log has spoken.
     told: Mutex<HashSet<PathBuf>>,
 }
 
@@ -87,7 +86,7 @@ impl Default for Listing {
 }
 
 impl Listing {
-    /// Logs why files are not offered, once each.
+    /// Logs for each file, once, why it is not offered.
     fn tell<'a>(&self, unserved: impl IntoIterator<Item = &'a ModelFile>) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         for file in unserved {
@@ -119,8 +118,8 @@ impl Listing {
     }
 }
 
-/// Names the files, each of them once: as they are declared, then by their own names. `real_paths`
-/// says what declared paths lead to that are not among the files.
+/// Gives each file one name: the declared one, else its own. `real_paths` has the real paths of
+/// declared files that are not among the files.
 pub(crate) fn named(
     dirs: &ModelDirs,
     book: &Book,
@@ -166,8 +165,8 @@ pub(crate) fn named(
     all
 }
 
-/// What the declared paths lead to that are not among the files, as it is or was found last. Of
-/// those in a directory that does not answer nothing is known; all are waited for as for one.
+/// The real paths of declared files that are not among `files`, as they are now or were found last.
+/// Files in a directory that does not respond are left out; all are waited for together.
 fn real_paths_of(
     dirs: &ModelDirs,
     book: &Book,
@@ -223,10 +222,12 @@ pub fn without_their_drafts<'a>(dirs: &ModelDirs, book: &'a Book) -> Vec<(&'a st
 }
 
 impl Service {
-    /// The GGUF files below the model directories, with their names. Waits for others who look.
+    /// Lists the GGUF files below the model directories, with their names. One listing runs at a
+    /// time.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED where the directories are read for others all the while.
+    /// RESOURCE_EXHAUSTED if the directories are being read for other requests all the
+    /// time.
     pub async fn list_files(&self) -> Result<Listed, Failure> {
         let (book, real_paths) = (self.declared(), Arc::clone(&self.listing.real));
         let listed = self.look_at_dirs(move |dirs, looks| {
@@ -250,7 +251,7 @@ impl Service {
         Ok(listed)
     }
 
-    /// What a look at the model directories comes to; one at a time.
+    /// Runs a function that reads the model directories, one at a time.
     async fn look_at_dirs<T: Send + 'static>(
         &self,
         look: impl FnOnce(&ModelDirs, &Looks<Found>) -> T + Send + 'static,
@@ -270,7 +271,7 @@ impl Service {
         listing.await.map_err(|_| failure::draining())
     }
 
-    /// The files with their names. `fresh` looks even if somebody did so a moment ago.
+    /// The files with their names; `fresh` lists them even if that was done a moment ago.
     pub(crate) async fn named_files(&self, fresh: bool) -> Result<Arc<[NamedFile]>, Failure> {
         if let Some(files) = self.listing.kept().filter(|_| !fresh) {
             return Ok(files);
@@ -299,7 +300,7 @@ impl Service {
         Ok(files)
     }
 
-    /// All models that can be asked for, by name.
+    /// All models that requests can name, sorted by name.
     ///
     /// # Errors
     /// As [`Service::list_files`].
@@ -364,10 +365,10 @@ impl Service {
         Ok(all)
     }
 
-    /// The model that a request with this name gets.
+    /// The model that a request with this name would use.
     ///
     /// # Errors
-    /// NOT_FOUND with the names that there are, and those of [`Service::list_files`].
+    /// NOT_FOUND with the available names, and those of [`Service::list_files`].
     pub async fn available_as(&self, name: &str) -> Result<Available, Failure> {
         let mut all = self.available().await?;
         let place = |name: &str| all.iter().position(|model| model.name == name);
@@ -379,17 +380,17 @@ impl Service {
         Err(self.unknown(name, files.map(Available::name)))
     }
 
-    /// Looks again when names are next asked for.
+    /// Discards the kept listing, so that the next lookup of a name lists again.
     pub fn forget_listing(&self) {
         let last = self.listing.last.lock();
         *last.unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The model of this name or alias, as its file is now: it is loaded now if it is a file, and
-    /// loaded again if its file has changed. `field` is what a refusal calls the name.
+    /// The model with this name or alias, as its file is now: it is loaded if necessary, and loaded
+    /// again if its file has changed. `field` names the name's field in error messages.
     ///
     /// # Errors
-    /// NOT_FOUND with the names that there are, and those of a load.
+    /// NOT_FOUND with the available names, and those of a load.
     pub async fn model_at_first_use(
         self: &Arc<Self>,
         field: &str,
@@ -469,11 +470,11 @@ impl Service {
         }
     }
 
-    /// Whether there is a model of this name or alias, loaded, declared or a file. `field` is what
-    /// a refusal calls the name.
+    /// Checks that there is a model with this name or alias: loaded, declared or a file. `field`
+    /// names the name's field in error messages.
     ///
     /// # Errors
-    /// NOT_FOUND with the names that there are.
+    /// NOT_FOUND with the available names.
     pub async fn check_there(&self, field: &str, name: &str) -> Result<(), Failure> {
         self.admit()?;
         let mut violations = Violations::default();
@@ -499,7 +500,7 @@ impl Service {
         names.iter().find_map(|name| self.engine.model(name).ok())
     }
 
-    /// Why there is no model of a name beside these files.
+    /// The NOT_FOUND error for a name, with the available names.
     fn unknown<'a>(&self, name: &str, files: impl Iterator<Item = &'a str>) -> Failure {
         if let Some(dir) = self.dirs.unread(&self.listing.looks) {
             return refusals::directory_silent(name, dir, &self.dirs.why_silent(dir));
@@ -516,7 +517,7 @@ impl Service {
     }
 }
 
-/// The names of the files that are offered.
+/// The names of the files that are offered as models.
 fn served_names(files: &[NamedFile]) -> impl Iterator<Item = &str> {
     let served = files.iter().filter(|named| named.is_served());
     served.map(|named| named.name.as_str())

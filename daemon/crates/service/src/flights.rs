@@ -1,9 +1,10 @@
-//! Work that several callers want done at once: one does it, the others wait for what it comes to.
+//! Deduplicates work that several callers want at once: it is done once, and all wait for its
+//! result.
 //!
-//! The work runs on a task of its own and goes to its end, whoever of its callers goes away. What
-//! it comes to, a failure too, reaches all that wait. Whoever comes after its end begins anew.
+//! The work runs in a task of its own and completes even if callers go away. All waiting callers
+//! get its result, also a failure. A later caller starts the work again.
 //!
-//! *Invariant:* of each key one work is under way at a time (test
+//! *Invariant:* each key has at most one work running (test
 //! `many_callers_have_one_work_and_all_its_outcome`). The lock is held to look into the map and to
 //! put an entry there, never across an await.
 

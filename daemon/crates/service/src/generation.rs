@@ -1,4 +1,4 @@
-//! A checked request for text, from its prompt to the engine's events.
+//! From a checked request for text to the engine's events.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -22,18 +22,18 @@ use crate::measured::Course;
 use crate::refusals;
 use crate::request_log::RequestLog;
 
-/// A checked request for text.
+/// A checked request for generated text.
 #[derive(Debug)]
 pub struct Wanted {
-    /// The model.
+    /// The model that generates.
     pub model: Arc<LoadedModel>,
-    /// What to continue.
+    /// The prompt to continue.
     pub prompt: Prompt,
-    /// What a refusal calls the prompt.
+    /// The field of the prompt in error messages.
     pub field: &'static str,
-    /// How to choose tokens, and when to end.
+    /// Sampling parameters, stop strings and limits.
     pub sampling: Sampling,
-    /// The context length, within the model's and the daemon's.
+    /// Context length in tokens, within the model's and the daemon's limits.
     pub n_ctx: u32,
     /// Priority of the request.
     pub class: Class,
@@ -41,23 +41,23 @@ pub struct Wanted {
     pub reuse: bool,
 }
 
-/// A generation that the engine has taken. Dropping it cancels it.
+/// A generation that the engine has accepted. Dropping it cancels the generation.
 #[derive(Debug)]
 pub struct Running {
     events: Events<GenerateEvent>,
     course: Course,
     ticket: Arc<Ticket>,
-    /// The model.
+    /// The model that generates.
     pub model: Arc<LoadedModel>,
-    /// The model's adapters that it has.
+    /// LoRA adapters of the request, with their scales.
     pub adapters: Option<Arc<AppliedAdapters>>,
-    /// The seed that was used.
+    /// The seed of the generation.
     pub seed: u64,
     /// The request's stop strings.
     pub stop: Vec<String>,
-    /// Tokens of its prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: u32,
-    /// The end of its rendered chat.
+    /// The end of the rendered chat, after which the output begins.
     pub tail: Tail,
 }
 
@@ -77,7 +77,7 @@ impl Running {
         Poll::Ready(event)
     }
 
-    /// The stop string that ended it, if one did.
+    /// The stop string that ended the generation, if one did.
     pub fn stop_string(&self, finish: FinishReason) -> Option<&str> {
         match finish {
             FinishReason::StopString { index } => self.stop.get(index as usize).map(String::as_str),
@@ -89,7 +89,8 @@ impl Running {
     }
 }
 
-/// Holds an output to a grammar from where the prompt ends, with room for so many tokens.
+/// Applies a grammar to the output from the end of the prompt on; `room` is the number of tokens
+/// that may be generated.
 fn hold_to(
     sampling: &mut Sampling,
     matcher: Option<Matcher>,
@@ -103,11 +104,11 @@ fn hold_to(
 }
 
 impl Service {
-    /// Tokenizes, and hands over to the engine.
+    /// Tokenizes the prompt, and starts the generation.
     ///
     /// # Errors
-    /// Those of the prompt, INVALID_ARGUMENT for one without tokens, RESOURCE_EXHAUSTED above a
-    /// limit of its peer, and those of an engine that takes no work.
+    /// Those of the prompt, INVALID_ARGUMENT for one without tokens, RESOURCE_EXHAUSTED
+    /// above a limit of the client, and those of an engine that accepts no work.
     pub async fn generate(
         &self,
         wanted: Wanted,
@@ -120,11 +121,11 @@ impl Service {
             .ok_or_else(|| failure::bug("no choice was made"))
     }
 
-    /// As [`Service::generate`], `n` times for one prompt; the draws of choice `i` begin at the
-    /// seed and `i`.
+    /// As [`Service::generate`], but starts `n` completions of one prompt; completion `i` uses the
+    /// seed plus `i`.
     ///
     /// # Errors
-    /// Those of [`Service::generate`]; then none of the choices is made.
+    /// As [`Service::generate`]; then no completion is started.
     pub async fn generate_choices(
         &self,
         wanted: Wanted,
@@ -202,10 +203,10 @@ impl Service {
         (0..n).map(&mut choice).collect()
     }
 
-    /// Compiles what an answer is held to, for a model's vocabulary.
+    /// Compiles a format to a grammar for a model's vocabulary.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with the reason, RESOURCE_EXHAUSTED where too much waits.
+    /// INVALID_ARGUMENT with the reason, RESOURCE_EXHAUSTED if too many compilations wait.
     async fn matcher(
         &self,
         model: &Arc<LoadedModel>,
@@ -223,7 +224,7 @@ impl Service {
         arrival.limit(work).await
     }
 
-    /// Has the biases of texts be those of their tokens.
+    /// Converts biases of texts to biases of their tokens.
     async fn add_biased_texts(
         &self,
         sampling: &mut Sampling,

@@ -1,8 +1,8 @@
-//! Names that a hub has for a model, for files that were downloaded from it: `OWNER/REPO:TAG`, also
-//! behind `hf.co/`, and names with a slash of Ollama's.
+//! Hub names of downloaded files: `OWNER/REPO:TAG`, also with the prefix `hf.co/`, and Ollama's
+//! names with a slash.
 //!
-//! A file is known by where it lies: below `OWNER/REPO` in a model directory, or in a Hugging Face
-//! cache. Names of files and of declared models come first.
+//! A file is recognized by its location: below `OWNER/REPO` in a model directory, or in a Hugging
+//! Face cache. Names of files and of declared models come first.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::model_files::ModelFile;
 use crate::naming::default_name;
 use crate::refusals;
 
-/// What stands for a hub in front of a name, as downloads take it (`hub/src/source.rs`).
+/// Prefixes of names that stand for a hub, as downloads accept them (`hub/src/source.rs`).
 const HOSTS: [&str; 6] = [
     "hf.co/",
     "huggingface.co/",
@@ -23,10 +23,10 @@ const HOSTS: [&str; 6] = [
     "www.ollama.com/",
     "registry.ollama.ai/",
 ];
-/// The quantization that a repository's name without one means.
+/// The quantization that is meant if a repository's name has no tag.
 const USUAL: &str = "Q4_K_M";
 
-/// The file that a hub's name means.
+/// The file that a hub name refers to.
 pub(crate) fn meant<'a>(name: &str, files: &'a [NamedFile]) -> Option<&'a NamedFile> {
     let bare = HOSTS.iter().find_map(|host| name.strip_prefix(host));
     let bare = bare.unwrap_or(name);
@@ -84,10 +84,10 @@ fn has_tag(path: &Path, tag: &str) -> bool {
 }
 
 impl Service {
-    /// The file that a hub's name means.
+    /// The file that a hub name refers to.
     ///
     /// # Errors
-    /// NOT_FOUND with the names that there are, and those of [`Service::list_files`].
+    /// NOT_FOUND with the available names, and those of [`Service::list_files`].
     pub async fn file_by_hub_name(&self, name: &str) -> Result<ModelFile, Failure> {
         let listed = self.list_files().await?;
         match meant(name, &listed.served) {

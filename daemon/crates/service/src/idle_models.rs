@@ -1,13 +1,13 @@
-//! Models that a request opened by their file's name, and which of them are closed again.
+//! Closes idle models that a request opened by their file's name.
 //!
 //! Such a model costs memory (its plan, and its vocabulary if no other model has the same), a
 //! descriptor a file, and the disk space of a file that was deleted. The next request opens it
-//! again in milliseconds. So those that were asked for least recently are closed when all together
-//! exceed [`Bounds`], when a load finds no descriptor or no place for a model, and when their file
-//! has been deleted. Models that are declared, loaded by a call, pinned, or in use stay.
+//! again in milliseconds. So the least recently used ones are closed when all together exceed
+//! [`Bounds`], when a load finds no free descriptor or place, and when their file has been deleted.
+//! Models that are declared, loaded by a call, pinned, or in use stay.
 //!
 //! *Invariant:* what to close is decided from numbers alone ([`to_close`], without clock or lock);
-//! whether nobody uses it is the engine's to say ([`rocmforge_engine::EngineHandle::close`]).
+//! the engine decides whether a model is in use ([`rocmforge_engine::EngineHandle::close`]).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -19,30 +19,31 @@ use rocmforge_engine::{EngineHandle, LoadedModel, MODELS_MAX, ModelMemory};
 use crate::Service;
 use crate::origins::{Loaded, Origin};
 
-/// The part of the memory that the daemon may have at most, which models have that requests opened,
-/// and the bounds of it in bytes.
+/// Models that requests opened may use one part in this many of the memory that the process may
+/// have, within the bounds below.
 const MEMORY_PART: u64 = 8;
 const MEMORY_MIN: u64 = 64 << 20;
 const MEMORY_MAX: u64 = 4 << 30;
-/// The part of the descriptors, in eighths: connections may have half of all.
+/// Models that requests opened may use this many eighths of the process's file descriptors;
+/// connections may have half of all.
 const DESCRIPTOR_EIGHTHS: u64 = 3;
-/// How often the files of such models are looked at, whether they were deleted, while nobody asks
-/// for models or for a list of them.
+/// Interval at which the files of such models are checked for deletion while no request uses or
+/// lists models.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What models that requests opened may have together.
+/// Limits of all models together that requests opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Bytes of memory.
+    /// Maximum bytes of host memory.
     pub(crate) bytes: u64,
-    /// Descriptors of files.
+    /// Maximum number of file descriptors.
     pub(crate) descriptors: u64,
-    /// Models.
+    /// Maximum number of models.
     pub(crate) models: usize,
 }
 
 impl Bounds {
-    /// By what the process may have.
+    /// The bounds that follow from the process's limits.
     pub(crate) fn of_process() -> Self {
         let memory = match rocmforge_engine::host_memory_bytes() {
             0 => MEMORY_MAX,
@@ -61,13 +62,13 @@ impl Bounds {
 #[derive(Debug, Clone)]
 struct Candidate {
     name: String,
-    /// The number of the request that asked for it last.
+    /// Number of the request that used the model last.
     used: u64,
     memory: ModelMemory,
 }
 
-/// The model to close first: the least recently used one that is not in `kept`, if all exceed the
-/// bounds together. A vocabulary that several have counts once.
+/// The model to close first, if all together exceed the bounds: the least recently used one that is
+/// not in `kept`. A vocabulary shared by several models counts once.
 fn to_close<'a>(
     candidates: &'a [Candidate],
     kept: &HashSet<String>,
@@ -88,7 +89,7 @@ fn to_close<'a>(
 }
 
 impl Service {
-    /// The models that requests opened and that nobody declares.
+    /// The loaded models that requests opened and that are not declared.
     fn opened_by_requests(&self) -> Vec<(Arc<LoadedModel>, Loaded)> {
         let book = self.declared();
         let mut all = self.origins.all();
@@ -107,8 +108,8 @@ impl Service {
         self.opened_by_requests().into_iter().map(of).collect()
     }
 
-    /// Closes models that requests opened until the others are within the bounds. Those that are in
-    /// use stay, and `but` does.
+    /// Closes models that requests opened until the rest is within the bounds. Models in use and
+    /// `but` stay.
     pub(crate) async fn close_beyond_bounds(&self, but: &str) {
         let mut kept = HashSet::from([but.to_owned()]);
         loop {
@@ -122,8 +123,7 @@ impl Service {
         }
     }
 
-    /// Closes the one that was asked for least recently of those that nobody uses; whether there
-    /// was one.
+    /// Closes the least recently used model that is not in use. Returns whether there was one.
     pub(crate) async fn close_one(&self) -> bool {
         let mut candidates = self.candidates();
         candidates.sort_by_key(|c| c.used);
@@ -135,13 +135,14 @@ impl Service {
         false
     }
 
-    /// Closes a model if nobody uses it; whether it did. Meanwhile no snapshot has it, and loads of
-    /// its name wait ([`Service::closed_or_kept`]).
+    /// Closes a model if it is not in use. Returns whether it did. Meanwhile no snapshot has it,
+    /// and loads of its name wait ([`Service::closed_or_kept`]).
     pub(crate) async fn close(&self, name: &str, why: &'static str) -> bool {
         self.close_only(name, None, why).await
     }
 
-    /// As [`Service::close`]. With `only`, a model that has taken the name of that one stays.
+    /// As [`Service::close`], but if `only` is given, another model that has taken its name since
+    /// stays.
     pub(crate) async fn close_only(
         &self,
         name: &str,
@@ -154,14 +155,14 @@ impl Service {
         self.closing.join(name, work).await.unwrap_or(false)
     }
 
-    /// Waits while a model of this name is being closed. The engine has it until then, and would
-    /// take no other file under its name.
+    /// Waits while a model of this name is being closed: until then the engine would reject another
+    /// file under its name.
     pub(crate) async fn closed_or_kept(&self, name: &str) {
         self.closing.settled(name).await;
     }
 
-    /// Closes models that requests opened once their files are deleted, which frees the space on
-    /// the disk, for as long as the service lives. Sleeps while there are none.
+    /// Runs for as long as the service: closes models that requests opened once their files are
+    /// deleted, which frees the disk space. Sleeps while there are none.
     pub async fn close_deleted(service: Weak<Self>) {
         loop {
             let Some(this) = service.upgrade() else {
@@ -189,8 +190,8 @@ impl Service {
         }
     }
 
-    /// Models that requests opened and whose files have no name any more. A file that is open here
-    /// and lies on this machine answers at once.
+    /// Models that requests opened and whose files were deleted. Only checks open local files,
+    /// which respond at once.
     pub(crate) fn deleted(&self) -> Vec<Arc<LoadedModel>> {
         let near = self
             .opened_by_requests()
@@ -201,7 +202,7 @@ impl Service {
     }
 }
 
-/// What [`Service::close`] does.
+/// Implements [`Service::close`].
 async fn close(
     engine: &EngineHandle,
     name: &str,

@@ -1,9 +1,9 @@
-//! Reading of images: memory is reserved for all of a request's, then they are decoded one after
-//! the other on a few threads of their own.
+//! Decodes images of requests: memory is reserved for all images of a request, which are then
+//! decoded one after the other on a few dedicated threads.
 //!
-//! *Invariants:* what decoding holds and what it leaves is reserved until it is dropped, also where
-//! nobody waits any more (`images_that_wait_are_counted_until_they_are_gone`); decoding looks at
-//! the time before each image and between parts of one, and gives up after [`DECODING_MAX`].
+//! *Invariants:* memory of decoding and its results stays reserved until it is dropped, also if no
+//! client waits any more (`images_that_wait_are_counted_until_they_are_gone`); decoding checks the
+//! time before each image and between its parts, and gives up after [`DECODING_MAX`].
 
 mod memory;
 
@@ -22,32 +22,32 @@ use crate::lane::Lane;
 use crate::peer::Peer;
 use crate::text_work::{LaneWords, TextWork, Unwanted};
 
-/// Requests whose images are decoded at once, all but one of one client.
+/// Number of requests whose images are decoded at once; one client may have all but one of them.
 pub const IMAGES_AT_ONCE: usize = 3;
-/// Requests whose images may wait for a thread; they have their memory already.
+/// Maximum number of requests whose images wait for a thread; their memory is reserved already.
 const WAITING_MAX: usize = 256;
-/// How long a request's images may take to decode.
+/// Maximum time of decoding a request's images.
 const DECODING_MAX: Duration = Duration::from_secs(30);
-/// How long a request waits for memory.
+/// Maximum time that a request waits for memory.
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Retry delay of a request that got no memory for its images.
 const MEMORY_RETRY: Duration = Duration::from_secs(2);
 /// Message when the memory for images is full and no more requests may wait.
 const FULL: &str =
     "images of other requests fill the memory for images (image_memory); try again in 2 seconds";
-/// Messages about decoding that cannot be done.
+/// Error messages for decoding that cannot be done now.
 const WORDS: LaneWords = LaneWords {
     full: FULL,
     retry: MEMORY_RETRY,
     panicked: "the decoder of images panicked",
 };
 
-/// Work on images, and the memory for it.
+/// Decoding of images, and the memory for it.
 #[derive(Debug)]
 pub struct ImageWork {
-    /// Memory for decoding, and for patches until the engine has read them.
+    /// Memory for decoding, and for patches until the engine has taken them.
     memory: Arc<ImageMemory>,
-    /// For files that are fetched. It is another one, for they are held while the request waits for
+    /// Memory for fetched image files; separate, since files are held while the request waits for
     /// memory to decode them.
     files: Arc<ImageMemory>,
     lane: Arc<Lane>,
@@ -65,10 +65,10 @@ impl Default for ImageWork {
     }
 }
 
-/// A file that is counted until it is dropped.
+/// A fetched file whose bytes stay reserved until it is dropped.
 #[derive(Debug)]
 pub struct HeldFile {
-    /// The bytes.
+    /// The content of the file.
     pub bytes: Vec<u8>,
     reserved: Reserved,
 }
@@ -80,7 +80,7 @@ impl AsRef<[u8]> for HeldFile {
 }
 
 impl HeldFile {
-    /// Counts no more than the bytes that came.
+    /// Reduces the reservation to the bytes that were received.
     pub fn finish(&mut self) {
         self.bytes.shrink_to_fit();
         let own = self.reserved.split(self.bytes.len() as u64);
@@ -89,23 +89,23 @@ impl HeldFile {
 }
 
 impl ImageWork {
-    /// Sets how much memory there is: an eighth of it for files that are fetched, the rest for
-    /// decoding and for images that wait.
+    /// Sets the total memory: an eighth for fetched files, the rest for decoding and for waiting
+    /// images.
     pub fn set_memory(&self, bytes: u64) {
         self.files.set_max(bytes / 8);
         self.memory.set_max(bytes - bytes / 8);
     }
 
-    /// How much memory there is, and how much of it is reserved.
+    /// Total memory for images, and how much of it is reserved, in bytes.
     pub fn memory(&self) -> (u64, u64) {
         let (files, memory) = (self.files.used(), self.memory.used());
         (files.0 + memory.0, files.1 + memory.1)
     }
 
-    /// Room for a file of at most so many bytes, which is to be fetched.
+    /// Reserves memory for a file of at most `most` bytes that will be fetched.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED where there is none.
+    /// RESOURCE_EXHAUSTED if there is not enough.
     pub fn hold_file(&self, peer: Peer, most: u64) -> Result<HeldFile, Failure> {
         let reserved = self.files.try_reserve(peer, most);
         let reserved = reserved.ok_or_else(|| failure::exhausted(FULL, MEMORY_RETRY))?;
@@ -116,7 +116,7 @@ impl ImageWork {
     }
 }
 
-/// Reads the images one after the other; `reserved` is for all of them.
+/// Decodes images one after the other; `reserved` is memory for all of them.
 fn read_all(
     mut reserved: Reserved,
     // Dropped before what is reserved for them.
@@ -147,11 +147,11 @@ fn read_all(
 }
 
 impl Service {
-    /// The images of a prompt as the engine takes them, with their memory.
+    /// Decodes the images of a prompt to patches for the engine, which hold their memory.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for an image that is damaged, takes too long, or needs more memory than a
-    /// client has; RESOURCE_EXHAUSTED where there is no memory for it now; DEADLINE_EXCEEDED.
+    /// INVALID_ARGUMENT for an image that is damaged, takes too long, or needs more memory
+    /// than a client has; RESOURCE_EXHAUSTED if there is no memory for it now; DEADLINE_EXCEEDED.
     pub(crate) async fn read_images(
         &self,
         images: Vec<UnreadImage>,
@@ -183,7 +183,7 @@ impl Service {
     }
 }
 
-/// Why images can never be read.
+/// The error message for images that need more memory than a client may have.
 fn too_much(bytes: u64, share: u64) -> String {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     format!(

@@ -1,4 +1,4 @@
-//! A lane of work: a few places, and turns by client for those who wait.
+//! A lane of work: a few places, and a fair queue by client.
 //!
 //! ```text
 //! Lane::enter -> waits (a queue a client) -> Place -> given back when it is dropped
@@ -6,10 +6,10 @@
 //!                  +-> refused: the lane is full, and nobody waits with more than this client
 //! ```
 //!
-//! A free place goes to the client with the fewest, of equals to the one whose turn is longest ago.
-//! The last free one goes only to a client that has none: so work of one client that takes long, be
-//! it all that there is, leaves a place to whoever comes. Where the lane is full, the newest of the
-//! client with the most that wait is refused.
+//! A free place goes to the client with the fewest places, among equals to the one whose turn was
+//! longest ago. The last free place goes only to a client that has none, so that long work of one
+//! client leaves a place to others. If the queue is full, the newest entry of the client with the
+//! most waiting entries is rejected.
 //!
 //! *Invariants:* the lock is held for a few looks at the queues, never across an await (clippy's
 //! `await_holding_lock`) and not while a place is given. Whoever waits no more is out of the queue
@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use crate::peer::Peer;
 
-/// A lane.
+/// A lane of work, with its places and its queue.
 #[derive(Debug)]
 pub(crate) struct Lane {
     state: Mutex<State>,
@@ -34,7 +34,7 @@ pub(crate) struct Lane {
 #[derive(Debug, Default)]
 struct State {
     clients: BTreeMap<Peer, Client>,
-    /// Counts those who came, to name them, and turns.
+    /// Counter for ids of entries and for turns.
     count: u64,
     running: usize,
     waiting: usize,
@@ -55,11 +55,11 @@ struct Waiting {
     place: oneshot::Sender<Place>,
 }
 
-/// The lane takes no more.
+/// The error of a lane whose queue is full.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// A place in a lane.
+/// A place in a lane; given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     lane: Arc<Lane>,
@@ -73,7 +73,7 @@ impl Drop for Place {
     }
 }
 
-/// Takes who waits out of the queue when he waits no more.
+/// An entry in the queue, removed when it is dropped.
 struct Queued<'l> {
     lane: &'l Lane,
     peer: Peer,
@@ -87,7 +87,7 @@ impl Drop for Queued<'_> {
 }
 
 impl State {
-    /// Drops what is known of a client that has nothing here.
+    /// Forgets a client that has no place and no waiting entry.
     fn tidy(&mut self, peer: Peer) {
         let none = |client: &Client| client.running == 0 && client.waiting.is_empty();
         if self.clients.get(&peer).is_some_and(none) {
@@ -114,8 +114,8 @@ impl State {
         self.tidy(peer);
     }
 
-    /// Refuses the newest of the client with the most that wait, if these are more than another
-    /// client would have with one more. Whether there was one.
+    /// Rejects the newest entry of the client with the most waiting entries, if it has more than
+    /// `peer` would have with one more. Returns whether there was one.
     fn make_room(&mut self, peer: Peer) -> bool {
         let mine = self.clients.get(&peer).map_or(0, |c| c.waiting.len());
         let most = self.clients.values_mut().max_by_key(|c| c.waiting.len());
@@ -128,7 +128,7 @@ impl State {
         true
     }
 
-    /// Who is next, if there is a place for him.
+    /// The next waiting entry that may take a place, if there is one.
     fn next(&mut self, places: usize) -> Option<(Peer, oneshot::Sender<Place>)> {
         let free = places - self.running;
         let waits = |(_, c): &(&Peer, &mut Client)| {
@@ -147,8 +147,8 @@ impl State {
 }
 
 impl Lane {
-    /// A lane with places for so many at once, of which one client has all but one at most, and
-    /// with room for so many that wait.
+    /// A lane with `places` places, of which one client may have all but one, and a queue of at
+    /// most `waiting_max`.
     pub(crate) fn new(places: usize, waiting_max: usize) -> Arc<Self> {
         assert!(places > 1, "a client has one, and leaves one");
         Arc::new(Self {
@@ -163,10 +163,10 @@ impl Lane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a place. Dropping the future takes it out of the queue.
+    /// Waits for a place. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// [`Full`] where too many wait.
+    /// [`Full`] if the queue is full.
     pub(crate) async fn enter(self: &Arc<Self>, peer: Peer) -> Result<Place, Full> {
         let (place, given) = oneshot::channel();
         let name = {
@@ -195,7 +195,7 @@ impl Lane {
         place
     }
 
-    /// Gives free places to those who wait.
+    /// Gives free places to waiting entries.
     fn give(self: &Arc<Self>) {
         loop {
             let next = self.state().next(self.places);

@@ -1,11 +1,10 @@
-//! What every way of asking the daemon shares, without a word of any wire.
+//! What the daemon's protocols share, independent of wire formats.
 //!
-//! A skin (gRPC, HTTP) turns bytes into the fields of [`check`], hands them to [`Service`], and
-//! puts what comes back, or the [`Failure`], into its own words. Admission, checks, models, roles,
-//! settings and status are here and nowhere else; how a conversation becomes a prompt is in the
-//! crate `chat`.
+//! A protocol (gRPC, HTTP) turns bytes into the fields of [`check`], passes them to [`Service`],
+//! and converts the result or the [`Failure`] to its own format. Admission, checks, models, roles,
+//! settings and status are only here; how a conversation becomes a prompt is in the crate `chat`.
 //!
-//! *Invariants:* no wire type is seen here (tidy test `wire_types_stay_in_the_rpc_layer`); nothing
+//! *Invariants:* no wire type is used here (tidy test `wire_types_stay_in_the_rpc_layer`); nothing
 //! holds a lock across an await (clippy's `await_holding_lock`, and the tidy test
 //! `no_lock_is_held_across_an_await` for locks that are awaited). Nothing CPU-bound or blocking
 //! runs on the async workers.
@@ -96,76 +95,76 @@ use crate::text_work::TextWork;
 use crate::warm::Warmth;
 use crate::why::RecentRequests;
 
-/// Bytes of requests that may be in reading, over all ways of asking together.
+/// Maximum bytes of requests that are being read, over all protocols together.
 pub const READING_MAX_BYTES: u64 = 128 << 20;
-/// Bytes of replies that are made and not sent, over all ways of asking together, above which
-/// requests with large replies are refused.
+/// Bytes of unsent replies, over all protocols together, above which requests with large replies
+/// are rejected.
 pub const SENDING_MAX_BYTES: u64 = 128 << 20;
-/// When to try again where that room is short.
+/// Delay after which a client should retry when too many replies are unsent.
 const SENDING_RETRY: Duration = Duration::from_secs(1);
-/// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is
-/// judged by its tokens.
+/// Maximum size of a request message in bytes: enough for a prompt of eight megabytes, so that a
+/// too long prompt is rejected by its tokens.
 pub const REQUEST_MAX_BYTES: usize = 16 << 20;
-/// Largest request that names things only.
+/// Maximum size in bytes of a request without prompts.
 pub const SMALL_REQUEST_MAX_BYTES: usize = 64 << 10;
-/// How long a request's body may be silent. Over gRPC it is how long one may take, from when it is
-/// first looked for to its last byte; over HTTP a body has a second more for each 64 KiB.
+/// Maximum silence of a request's body. Over gRPC the maximum time for the whole body; over HTTP a
+/// body has one more second for each 64 KiB.
 pub const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
-/// Blocking threads: one for each text, grammar and request with images that is worked on at once,
-/// and two for what is short (listings and names of files, looks at those of declared models,
-/// look-ups of groups). What finds none free waits for one.
+/// Number of blocking threads: one for each text, grammar and request with images that is processed
+/// at once, and two for short work (listings, probes of declared files, group lookups). Other work
+/// waits for a free one.
 pub const BLOCKING_THREADS: usize = text_work::SHORT_AT_ONCE
     + text_work::LONG_AT_ONCE
     + text_work::GRAMMARS_AT_ONCE
     + images::IMAGES_AT_ONCE
     + 2;
 
-/// What requests are held to.
+/// Limits that apply to all requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Longest context of a request, in tokens.
+    /// Maximum context length of a request, in tokens.
     pub n_ctx_max: u32,
-    /// Requests that the engine runs at once.
+    /// Maximum number of requests that the engine runs at once.
     pub max_sequences: u32,
-    /// Threads that compute on the host device.
+    /// Number of threads of the CPU device.
     pub threads: u32,
 }
 
-/// The daemon, as every way of asking sees it.
+/// The daemon's services, as all protocols use them.
 #[derive(Debug)]
 pub struct Service {
-    /// The way to the engine.
+    /// Handle of the engine.
     pub engine: EngineHandle,
-    /// Where models may be loaded from.
+    /// The directories from which models may be loaded.
     pub dirs: Arc<ModelDirs>,
-    /// What requests are held to.
+    /// Limits that apply to all requests.
     pub limits: Limits,
     /// Time at which the daemon started.
     pub started: Instant,
     /// Roles of clients.
     pub roles: RoleBook,
-    /// Work on texts.
+    /// Rendering and tokenizing of texts.
     pub text: TextWork,
-    /// Work on images.
+    /// Decoding of images.
     pub images: ImageWork,
-    /// What requests took.
+    /// Measurements of requests, for metrics.
     pub measured: Measured,
     /// The last requests with their time accounts, for `why`.
     pub(crate) recent: Arc<RecentRequests>,
-    /// Bytes of requests that are being read.
+    /// Sum of bytes of requests that are being read.
     pub reading: Arc<Sum>,
-    /// Bytes of replies that are made and not sent.
+    /// Sum of bytes of unsent replies.
     pub sending: Arc<Sum>,
     templates: Renderer,
     draining: AtomicBool,
     loads: LoadPlaces,
     listing: Listing,
     shelf: Shelf,
-    /// What loaded each model.
+    /// The reason for which each model was loaded.
     origins: Origins,
-    /// Loads and renewals that are under way, by the model's name.
+    /// Loads and reloads under way, by the model's name.
     loading: Flights<Outcome>,
-    /// Models that are being closed, by name; whether they were.
+    /// Closings under way, by the model's name; the result is whether the model was closed.
     closing: Flights<bool>,
     /// Models that clients loaded, to be loaded again after a restart (`remember`).
     memories: Memories,
@@ -173,12 +172,12 @@ pub struct Service {
     warmth: Warmth,
     /// Limits on the models that requests opened: memory, descriptors and number.
     bounds: Bounds,
-    /// Names of declared models that could not be registered since a model directory did not
-    /// answer; at most as many as are declared.
+    /// Names of declared models that could not be registered because a model directory did not
+    /// respond.
     late: Mutex<BTreeSet<String>>,
     /// Declared models that are being registered.
     opening: Opening,
-    /// At the files of declared models that are loaded, by the paths that are declared.
+    /// Probes of the files of declared models, by their declared paths.
     looks_at_declared: Arc<Looks<Option<PathBuf>>>,
     limit_book: LimitBook,
     reader: Reader,
@@ -224,17 +223,17 @@ impl Service {
         }
     }
 
-    /// Refuses new work from now on.
+    /// Starts to reject new work, before the daemon ends.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Whether new work is refused.
+    /// Whether new work is rejected because the daemon ends.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Lets work in, or not.
+    /// Checks that new work is accepted.
     ///
     /// # Errors
     /// UNAVAILABLE while the daemon drains.
@@ -246,10 +245,10 @@ impl Service {
         }
     }
 
-    /// Whether there is room for a reply to this user.
+    /// Checks that unsent replies leave room for another one to this user.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED where replies that nobody reads fill it.
+    /// RESOURCE_EXHAUSTED if unsent replies take too much memory.
     pub fn room_for_reply(&self, uid: u32) -> Result<(), Failure> {
         if self.sending.is_full(uid) {
             return Err(failure::exhausted(
@@ -260,10 +259,10 @@ impl Service {
         Ok(())
     }
 
-    /// The model of this name or alias.
+    /// The loaded model with this name or alias.
     ///
     /// # Errors
-    /// NOT_FOUND with the names of those that are loaded.
+    /// NOT_FOUND with the names of the loaded models.
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
         let name = self.without_adapters(name);
         let found = self.engine.model(&self.real_name(name));
@@ -272,17 +271,17 @@ impl Service {
         Ok(model)
     }
 
-    /// The context length of a request that asks for room rather than for a length: no more than
-    /// the model and the daemon allow.
+    /// The context length for a request that only states an upper bound: the smallest of that, the
+    /// model's and the daemon's.
     pub fn n_ctx_at_most(&self, asked: Option<u32>, model: &LoadedModel) -> u32 {
         let most = model.model().info().n_ctx_train.min(self.limits.n_ctx_max);
         asked.map_or(most, |asked| asked.min(most))
     }
 
-    /// The context length of a request.
+    /// The context length of a request, in tokens.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where more is asked for than the model or the daemon allows.
+    /// INVALID_ARGUMENT if it exceeds the model's or the daemon's maximum.
     pub fn n_ctx(&self, asked: Option<u32>, model: &LoadedModel) -> Result<u32, Failure> {
         check::context(
             asked,

@@ -1,5 +1,4 @@
-//! Limits per peer: how many of its requests run and wait, how many bytes their prompts have, and
-//! how many tokens a minute it may take.
+//! Limits per peer: running and queued requests, bytes of prompts, and tokens per minute.
 //!
 //! ```text
 //! both skins -> Service::enter -> Ticket -+-> prompt bytes: counted until the ticket is dropped
@@ -7,8 +6,8 @@
 //!                                         +-> Ticket::asker: the engine counts what runs and waits
 //! ```
 //!
-//! Tokens are those of prompts and of answers. One peer may spend a minute's tokens at once, and
-//! then waits until enough of them have flowed off; an answer that has begun is never cut for it.
+//! Tokens are those of prompts and outputs. A peer may spend a minute's tokens at once, and then
+//! waits until enough of them have drained; a generation that has begun is never cut for it.
 //!
 //! *Invariants:* the lock of all peers is held to find, list or forget them; that of one peer for a
 //! few sums, and never across an await. What a ticket counts is taken off when it is dropped (test
@@ -31,26 +30,26 @@ use crate::roles::Who;
 
 /// Maximum number of rules of a configuration.
 pub const RULES_MAX: usize = 256;
-/// Above so many peers those are forgotten that have nothing under way and spent nothing of late.
+/// Number of peers above which those without requests and recently spent tokens are forgotten.
 pub const PEERS_KEPT: usize = 1024;
-/// What a limit of tokens is for.
+/// Seconds of the period that a limit of tokens refers to.
 const MINUTE_S: f64 = 60.0;
 
 /// Limits of one peer; `None` is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerLimits {
-    /// Requests that run at once; more of them wait.
+    /// Maximum number of requests that run at once; further ones are queued.
     pub running: Option<u32>,
-    /// Requests that wait beside those; more are refused.
+    /// Maximum number of queued requests; further ones are rejected.
     pub queued: Option<u32>,
-    /// Bytes of the prompts of all requests under way.
+    /// Maximum bytes of the prompts of all unfinished requests.
     pub prompt_bytes: Option<u64>,
-    /// Tokens of prompts and answers.
+    /// Maximum number of prompt and output tokens per minute.
     pub tokens_per_minute: Option<u64>,
 }
 
 impl PeerLimits {
-    /// With what `other` sets where nothing is set here.
+    /// These limits, with those of `other` where none is set.
     fn or(self, other: &Self) -> Self {
         Self {
             running: self.running.or(other.running),
@@ -61,14 +60,14 @@ impl PeerLimits {
     }
 }
 
-/// Clients to which limits apply.
+/// A rule of the configuration: limits, and the clients to which they apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Users and groups; [`Who::Everyone`] is every peer, tokens with them.
+    /// Users and groups that the rule applies to; [`Who::Everyone`] includes clients with tokens.
     pub who: Who,
-    /// Names of tokens.
+    /// Names of the tokens that the rule applies to.
     pub tokens: Vec<TokenName>,
-    /// The limits.
+    /// The limits of the rule.
     pub limits: PeerLimits,
 }
 
@@ -76,7 +75,7 @@ pub struct Rule {
 /// and that over everyone's; of equals the last.
 pub type Rules = Vec<Rule>;
 
-/// The limits of a peer who is in these groups.
+/// The limits of a peer that is in the groups `gids`.
 fn limits_of(rules: &[Rule], peer: Peer, gids: &[u32]) -> PeerLimits {
     let mut found = [PeerLimits::default(); 3];
     for rule in rules {
@@ -96,7 +95,7 @@ fn limits_of(rules: &[Rule], peer: Peer, gids: &[u32]) -> PeerLimits {
     found[0].or(&found[1]).or(&found[2])
 }
 
-/// What a peer uses.
+/// Current use of the limits by one peer.
 #[derive(Debug)]
 struct Used {
     peer: Peer,
@@ -108,13 +107,13 @@ struct Used {
 #[derive(Debug)]
 struct Sums {
     prompt_bytes: u64,
-    /// Tokens that were taken and have not flowed off at `at`.
+    /// Tokens that were spent and had not drained at the time `at`.
     spent: f64,
     at: Instant,
 }
 
 impl Sums {
-    /// Lets flow off what the time since has.
+    /// Drains the tokens for the time that has passed.
     fn flow(&mut self, per_minute: u64, now: Instant) {
         let passed_s = now.saturating_duration_since(self.at).as_secs_f64();
         self.spent = (self.spent - passed_s * per_minute as f64 / MINUTE_S).max(0.0);
@@ -122,14 +121,14 @@ impl Sums {
     }
 }
 
-/// What refuses.
+/// A limit that can reject a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// Requests that wait.
+    /// The limit of queued requests.
     Queued,
-    /// Bytes of prompts.
+    /// The limit of bytes of prompts.
     PromptBytes,
-    /// Tokens a minute.
+    /// The limit of tokens per minute.
     Tokens,
 }
 
@@ -172,20 +171,20 @@ impl Used {
     }
 }
 
-/// What `/metrics` shows of a peer.
+/// Use of the limits by one peer, for `/metrics`.
 #[derive(Debug, Clone)]
 pub struct PeerUse {
-    /// The peer.
+    /// The peer that the numbers belong to.
     pub peer: Peer,
-    /// Bytes of the prompts of its requests under way.
+    /// Bytes of the prompts of the peer's unfinished requests.
     pub prompt_bytes: u64,
-    /// Tokens of its prompts and answers.
+    /// Number of the peer's prompt and output tokens.
     pub tokens: u64,
-    /// Requests that each limit refused, in the order of [`Limit::ALL`].
+    /// Number of the peer's requests that each limit rejected, in the order of [`Limit::ALL`].
     pub refused: [u64; Limit::ALL.len()],
 }
 
-/// The rules in force, and what peers use.
+/// The rules in force, and the use by each peer.
 #[derive(Debug, Default)]
 pub(crate) struct LimitBook {
     rules: RwLock<Arc<Rules>>,
@@ -215,7 +214,7 @@ impl LimitBook {
     }
 }
 
-/// A request that the limits let in. Its bytes count until it is dropped.
+/// A request that the limits admitted. Its prompt bytes count until it is dropped.
 #[derive(Debug)]
 pub struct Ticket {
     used: Arc<Used>,
@@ -246,10 +245,11 @@ impl Ticket {
         Ok(ticket)
     }
 
-    /// Takes the tokens of a prompt.
+    /// Spends the tokens of a prompt.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED above the limit, with the time after which they have room, if ever.
+    /// RESOURCE_EXHAUSTED above the limit, with the time after which they would fit, if
+    /// ever.
     pub fn take_prompt(&self, tokens: u32) -> Result<(), Failure> {
         self.spend(u64::from(tokens), true)
     }
@@ -285,7 +285,7 @@ impl Ticket {
         Ok(())
     }
 
-    /// Counts tokens of an answer.
+    /// Spends tokens of the output.
     pub fn note_generated(&self, tokens: usize) {
         let tokens = tokens as u64;
         self.used.tokens.fetch_add(tokens, Ordering::Relaxed);
@@ -296,14 +296,14 @@ impl Ticket {
         }
     }
 
-    /// Counts a refusal by the engine, if a limit is behind it.
+    /// Counts an error of the engine as a rejection, if a limit caused it.
     pub fn note_failed(&self, error: &Error) {
         if let Error::AskerLimit { .. } = error {
             self.used.note_refused(Limit::Queued);
         }
     }
 
-    /// The failure of an engine's error, which is counted if a limit is behind it.
+    /// Converts an error of the engine, and counts it if a limit caused it.
     pub fn failure(&self, error: &Error) -> Failure {
         self.note_failed(error);
         refusals::from_engine(error)
@@ -327,10 +327,10 @@ impl Drop for Ticket {
 }
 
 impl Service {
-    /// Lets a request with a prompt of so many bytes in, as far as its peer's limits go.
+    /// Admits a request with a prompt of `prompt_bytes` bytes, if its client's limits allow.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED with the limit that is reached.
+    /// RESOURCE_EXHAUSTED with the limit that was reached.
     pub async fn enter(
         &self,
         arrival: &Arrival,
@@ -348,13 +348,13 @@ impl Service {
         Ticket::new(used, limits, prompt_bytes as u64).map(Arc::new)
     }
 
-    /// Holds requests that come from now on to these limits.
+    /// Sets the rules of limits for requests from now on.
     pub fn set_limits(&self, rules: Rules) {
         let place = self.limit_book.rules.write();
         *place.unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 
-    /// What the client of this number is called, or its number where it is not known any more.
+    /// Name of the client with this number, or the number if its name is no longer known.
     pub(crate) fn client_name(&self, client: u64) -> String {
         let peers = self.limit_book.peers.lock();
         let peers = peers.unwrap_or_else(PoisonError::into_inner);
@@ -362,7 +362,7 @@ impl Service {
         found.map_or_else(|| format!("client {client}"), ToString::to_string)
     }
 
-    /// What each peer uses, in the order of the peers.
+    /// Use of the limits by each peer, in the order of the peers.
     pub fn peers(&self) -> Vec<PeerUse> {
         let peers = self.limit_book.peers.lock();
         let all: Vec<Arc<Used>> = peers

@@ -20,9 +20,9 @@ pub struct LiveReport {
     pub state: &'static str,
     /// Time since the arrival of the request, in milliseconds.
     pub age_ms: u64,
-    /// Tokens of the request's prompt, or of the text that is embedded or scored.
+    /// Number of tokens of the request's prompt, or of the text that is embedded or scored.
     pub prompt_tokens: u32,
-    /// Positions of the request that are computed, prompt and generated tokens together.
+    /// Number of positions that are computed so far, prompt and generated tokens together.
     pub computed_tokens: u32,
     /// Tokens that the request has generated so far.
     pub generated_tokens: u32,
@@ -30,7 +30,7 @@ pub struct LiveReport {
     pub tokens_per_s: Option<f64>,
     /// Longest gap between two tokens of the request, in milliseconds.
     pub longest_gap_ms: Option<f64>,
-    /// What most of the longest gap went to.
+    /// What took most of the longest gap.
     pub longest_gap_cause: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! From a file's path to a model that clients can name.
+//! Loads models: from a file's path to a model that requests can name.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -26,20 +26,20 @@ use crate::standing::looks_same;
 
 /// How long a change that the engine has confirmed may take to show in its snapshot.
 const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How long a model that a failed load has registered may take to go, and how often that is tried.
+/// How long the model of a failed load may take to be unloaded, and how often that is tried.
 const FORGET_WAIT_MAX: Duration = Duration::from_secs(10);
 const FORGET_RETRY: Duration = Duration::from_millis(20);
 
 /// A step of loading a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadStep {
-    /// Work on the header.
+    /// The load has reached this step of reading the header.
     Header(PrepareStage),
-    /// Bytes resident of the model's.
+    /// Progress of the upload.
     Preload {
-        /// Resident so far.
+        /// Bytes of the model's segments that are resident so far.
         done_bytes: u64,
-        /// Of the whole model.
+        /// Bytes of all of the model's segments.
         total_bytes: u64,
     },
 }
@@ -48,30 +48,30 @@ pub enum LoadStep {
 /// dropped.
 pub type Steps = mpsc::Sender<LoadStep>;
 
-/// A checked load.
+/// A checked request to load a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Load {
-    /// The file, absolute or below a model directory.
+    /// Path of the model's file, absolute or below a model directory.
     pub path: PathBuf,
-    /// What clients will call the model.
+    /// Name that the model gets.
     pub name: String,
-    /// Pin all of its segments.
+    /// Whether all segments are pinned.
     pub pin: bool,
-    /// Upload what fits.
+    /// Whether as much as fits is uploaded.
     pub preload: bool,
-    /// A chat template in the place of the file's.
+    /// Chat template that replaces the file's.
     pub template: Option<Arc<str>>,
-    /// Name or alias of the model that is to draft for it.
+    /// Name or alias of the draft model.
     pub draft: Option<String>,
-    /// The projector by which it reads images, absolute or below a model directory; without, the
-    /// one beside it that fits.
+    /// The projector's file, absolute or below a model directory; `None` takes one beside the
+    /// model's file that fits.
     pub mmproj: Option<PathBuf>,
     /// The model's adapters.
     pub lora: Vec<AdapterSpec>,
 }
 
 impl Load {
-    /// Checks a load. An empty `name` is that of the file.
+    /// Checks a request to load a model. For an empty `name` the model gets its file's name.
     ///
     /// # Errors
     /// INVALID_ARGUMENT.
@@ -108,24 +108,24 @@ impl Load {
         })
     }
 
-    /// The load with a draft model; an empty name is none.
+    /// Sets the name of the draft model; an empty name sets none.
     #[must_use]
     pub fn with_draft(mut self, name: &str) -> Self {
         self.draft = (!name.is_empty()).then(|| name.to_owned());
         self
     }
 
-    /// The load with this projector; an empty path is none.
+    /// Sets the projector's path; an empty path sets none.
     #[must_use]
     pub fn with_mmproj(mut self, path: &str) -> Self {
         self.mmproj = (!path.is_empty()).then(|| PathBuf::from(path));
         self
     }
 
-    /// The load with these adapters.
+    /// Sets the LoRA adapters.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for too many, an empty path and a scale that is none.
+    /// INVALID_ARGUMENT for too many, an empty path and an invalid scale.
     pub fn with_lora(mut self, lora: Vec<AdapterSpec>) -> Result<Self, Failure> {
         let mut violations = Violations::default();
         if lora.len() > ADAPTERS_MAX {
@@ -153,24 +153,24 @@ impl Load {
     }
 }
 
-/// The model that is loaded of the same file, under whatever name.
+/// A loaded model of the same file, under whatever name.
 fn same_file(snapshot: &Snapshot, file: &MappedFile) -> Option<Arc<LoadedModel>> {
     let mut models = snapshot.models.iter().map(|status| &status.model);
     models.find(|model| model.file().is_same_as(file)).cloned()
 }
 
-/// The failure of a load whose waiting client is gone.
+/// The failure of a load whose client is gone.
 fn waiter_gone<T>(_: T) -> Failure {
     refusals::from_engine(&Error::Cancelled)
 }
 
 impl Service {
-    /// Loads because a call asks for it, telling `steps`. Returns the model as it is then. Where
-    /// `stop` comes first, or anything fails, what the call registered is unloaded, unless others
-    /// use it for too long; a model that was there before it stays.
+    /// Loads a model for a client's call, reporting progress to `steps`, and returns its status. If
+    /// `stop` completes first, or anything fails, the model is unloaded again, unless other
+    /// requests use it for too long; a model that was loaded before stays.
     ///
     /// # Errors
-    /// Those of the file and of the engine, and what `stop` gives.
+    /// Those of the file and of the engine, and the failure that `stop` returns.
     pub async fn load(
         self: &Arc<Self>,
         load: &Load,
@@ -182,8 +182,8 @@ impl Service {
         Ok(status)
     }
 
-    /// As [`Service::load`], for whatever reason, and whether the model is this load's: one that
-    /// was there has the template that it was loaded with.
+    /// As [`Service::load`], for any origin. Also returns whether this call loaded the model: one
+    /// that was loaded before keeps its template.
     pub(crate) async fn load_as(
         &self,
         load: &Load,
@@ -223,8 +223,8 @@ impl Service {
         }
     }
 
-    /// Loads in the place of `old`, which is of the same name and goes once the new file has been
-    /// read; its requests end. Where the new file cannot be read, `old` stays.
+    /// Loads a model in place of `old`, which has the same name and is unloaded once the new file
+    /// has been read; its requests end. If the new file cannot be read, `old` stays.
     pub(crate) async fn load_in_place_of(
         &self,
         old: &Arc<LoadedModel>,
@@ -248,7 +248,7 @@ impl Service {
         Ok(self.published(&model).await?.model)
     }
 
-    /// What loaded a model counts, also where a request had opened it before.
+    /// Records the origin of a load, also if a request had opened the model before.
     fn note_origin(&self, model: &Arc<LoadedModel>, is_new: bool, load: &Load, origin: Origin) {
         let is_opened = || {
             let known = self.origins.of(model);
@@ -266,8 +266,8 @@ impl Service {
             .map_err(|error| refusals::from_engine(&error))
     }
 
-    /// Closes a model of this name that a request opened, if its file is not the one to be loaded
-    /// or has changed.
+    /// Closes a model of this name that a request opened, if its file has changed or is not the one
+    /// to load.
     async fn make_way_for(&self, load: &Load) {
         self.closed_or_kept(&load.name).await;
         let Ok(there) = self.engine.model(&load.name) else {
@@ -282,7 +282,7 @@ impl Service {
         }
     }
 
-    /// Registers a model; where there are too many, in the place of one that a request opened.
+    /// Registers a model; if too many are loaded, closes one that a request opened.
     async fn registered(&self, prepared: PreparedModel) -> Result<Registered, Failure> {
         let models = self.engine.snapshot().models.len();
         if models >= MODELS_MAX {
@@ -293,10 +293,10 @@ impl Service {
         registered.map_err(|error| refusals::from_engine(&error))
     }
 
-    /// The load with the model loaded that is to draft, by its own name.
+    /// Loads the draft model of a load first, and puts its own name into the load.
     ///
     /// # Errors
-    /// NOT_FOUND with the names that there are, and those of that model's load.
+    /// NOT_FOUND with the available names, and those of the draft model's load.
     pub async fn with_draft_loaded(
         self: &Arc<Self>,
         mut load: Load,
@@ -314,7 +314,7 @@ impl Service {
         Ok(load)
     }
 
-    /// Unloads what a load has left. What was under way for it may take a moment to end.
+    /// Unloads the model of a failed load. Work for it may take a moment to end.
     async fn forget(&self, name: &str) {
         let give_up = Instant::now() + FORGET_WAIT_MAX;
         loop {
@@ -329,8 +329,8 @@ impl Service {
         }
     }
 
-    /// Opens the file and reads its header; where no descriptor is left for it, once models that
-    /// requests opened are closed.
+    /// Opens the file and reads its header; if no file descriptor is free, closes models that
+    /// requests opened first.
     async fn prepared(&self, load: &Load, steps: &Steps) -> Result<PreparedModel, Failure> {
         loop {
             match self.read_header(load, steps).await? {
@@ -341,7 +341,7 @@ impl Service {
         }
     }
 
-    /// Opens the file and reads its header. The inner failure is that too many files are open.
+    /// Opens the file and reads its header. The inner failure says that too many files are open.
     async fn read_header(
         &self,
         load: &Load,
@@ -416,7 +416,7 @@ impl Service {
         self.loads.run(&load.path, read).await
     }
 
-    /// Uploads what fits, telling `steps`.
+    /// Uploads as much of a model as fits, reporting progress to `steps`.
     async fn preload_all(&self, model: &LoadedModel, steps: &Steps) -> Result<(), Failure> {
         let mut events = self.preload(model.name(), None)?;
         loop {
@@ -438,10 +438,10 @@ impl Service {
         }
     }
 
-    /// Starts a preload of some segments, or all.
+    /// Starts a preload of some segments of a model, or of all.
     ///
     /// # Errors
-    /// Those of an engine that takes no work.
+    /// The engine accepts no work.
     pub fn preload(
         &self,
         name: &str,
@@ -452,7 +452,7 @@ impl Service {
             .map_err(|error| refusals::from_engine(&error))
     }
 
-    /// The model as the engine publishes it, which may be a moment after it confirmed the load.
+    /// The model's published status, which may appear a moment after the engine confirmed the load.
     async fn published(&self, model: &Arc<LoadedModel>) -> Result<ModelStatus, Failure> {
         let mut snapshots = self.engine.watch();
         let is_there =

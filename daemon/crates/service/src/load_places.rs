@@ -1,4 +1,4 @@
-//! Places for loads that read headers, and loads whose files do not answer.
+//! Limits the loads that read headers at once, also those whose files do not respond.
 //!
 //! ```text
 //!   waits for a place --> reads (a thread of its own) --> ended
@@ -7,11 +7,12 @@
 //! ```
 //!
 //! *Invariant:* there are fewer than [`AT_ONCE`] + [`SILENT_MAX`] threads: with so many silent ones
-//! all are refused (test `silent_loads_are_bounded_and_keep_no_place`).
+//! all are rejected (test `silent_loads_are_bounded_and_keep_no_place`).
 //!
-//! Out of a directory of which a load is silent others are refused at once. When the last silent
-//! one has read for twice [`SILENT_AFTER`], all are let try, until one of them is silent, too.
-//! Loads by relative paths are never refused so: these may lead below any model directory.
+//! While a load from a directory is silent, other loads from it are rejected at once. When the last
+//! silent one has read for twice [`SILENT_AFTER`], all may try again, until one of them is silent,
+//! too. Loads by relative paths are never rejected this way: these may lead below any model
+//! directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,16 +23,16 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::refusals;
 
-/// Loads that read headers at the same time.
+/// Maximum number of loads that read headers at the same time.
 const AT_ONCE: usize = 4;
-/// How long a load waits for others before it is refused.
+/// How long a load waits for a place before it is rejected.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// Time without a byte after which the load of a header is given up.
+/// Time without a byte after which reading a header is abandoned.
 const SILENT_AFTER: Duration = Duration::from_secs(60);
-/// Loads at most that may be silent.
+/// Maximum number of silent loads.
 const SILENT_MAX: usize = 16;
 
-/// The loads that read.
+/// The loads that read headers now.
 #[derive(Debug)]
 pub(crate) struct LoadPlaces {
     free: Arc<Semaphore>,
@@ -56,7 +57,7 @@ impl Default for LoadPlaces {
     }
 }
 
-/// A load is no longer reading when this goes.
+/// Ends the reading of a load when it is dropped.
 struct Ends {
     reading: Arc<Mutex<Vec<Reading>>>,
     number: u64,
@@ -69,11 +70,11 @@ impl Drop for Ends {
 }
 
 impl LoadPlaces {
-    /// Reads by `read`, which blocks on the file at `path`, on a thread of its own.
+    /// Runs `read`, which blocks on the file at `path`, on a thread of its own.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED where others take all places; UNAVAILABLE where the file does not answer,
-    /// or others of its directory do not; those of `read`.
+    /// RESOURCE_EXHAUSTED if other loads take all places; UNAVAILABLE if the file does not
+    /// respond, or others of its directory do not; those of `read`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         path: &Path,
@@ -156,7 +157,8 @@ impl LoadPlaces {
     }
 }
 
-/// Nothing is done under this lock that could leave a half-made state behind.
+/// Locks the list, also if poisoned: no code under this lock can leave an inconsistent state
+/// behind.
 fn lock(reading: &Mutex<Vec<Reading>>) -> MutexGuard<'_, Vec<Reading>> {
     reading.lock().unwrap_or_else(PoisonError::into_inner)
 }

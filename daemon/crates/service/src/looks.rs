@@ -1,13 +1,13 @@
-//! Looks at file systems that may not answer, as of a server that is gone: each on a thread of its
-//! own, which nobody waits for longer than a while.
+//! Probes of file systems that may hang, such as those of a server that is gone: each on a thread
+//! of its own, for which callers wait a limited time.
 //!
-//! What a look found is kept for those who come while a later one goes on. So a directory that is
-//! slow is told of as it was found last, and one that does not answer costs those who look at it
-//! one wait and one thread.
+//! The last result is kept for callers that arrive while a later probe runs. So a slow directory is
+//! reported as it was found last, and one that does not respond costs its callers one wait and one
+//! thread.
 //!
-//! *Invariant:* of each key one look goes on at a time. Another is begun beside those that go on
-//! only where all of these have hung for a minute, up to [`HANGING_MAX`] of a key, and up to
-//! [`SPARE_MAX`] of all keys beside the first ones (tests
+//! *Invariant:* each key has one probe running at a time. Another is started only if all running
+//! ones have hung for a minute, up to [`HANGING_MAX`] of a key, and up to [`SPARE_MAX`] of all keys
+//! beside the first ones (tests
 //! `one_that_hangs_is_waited_for_once_and_told_of_by_what_was_found_before`,
 //! `those_that_hang_are_bounded_of_a_key_and_of_all_together`).
 
@@ -16,17 +16,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a look is waited for.
+/// Maximum time that a caller waits for a probe.
 const WAIT_MAX: Duration = Duration::from_secs(3);
-/// After so long another look is let try: what hung may be there again, and the thread that hangs
-/// on what was there before never ends.
+/// Time after which another probe is started beside a hung one: the file system may respond again,
+/// and a thread that hangs on its former state never ends.
 const ANEW_AFTER: Duration = Duration::from_secs(60);
-/// Looks at one key that may hang.
+/// Maximum number of hung probes of one key.
 const HANGING_MAX: usize = 8;
-/// Looks that may go on beside others at the same key, of all keys.
+/// Maximum number of additional probes beside others of the same key, over all keys.
 const SPARE_MAX: usize = 64;
 
-/// Looks at paths, and what they found.
+/// Probes of paths, and their last results.
 #[derive(Debug)]
 pub(crate) struct Looks<T>(Arc<Shared<T>>);
 
@@ -41,11 +41,11 @@ struct Shared<T> {
 struct State<T> {
     /// Start times of probes that are running.
     going_on: Vec<(u64, Instant)>,
-    /// Looks that were begun, and the last of those that have ended.
+    /// Number of probes started, and the number of the last one that has ended.
     begun: u64,
     looked: u64,
     found: Option<Arc<T>>,
-    /// The look that found it.
+    /// Number of the probe that found the result.
     found_by: u64,
 }
 
@@ -67,7 +67,7 @@ impl<T> Default for Looks<T> {
     }
 }
 
-/// A look ends, with what it found; also where it panicked.
+/// Ends a probe and stores its result when it is dropped, also after a panic.
 struct Ends<T> {
     shared: Arc<Shared<T>>,
     key: PathBuf,
@@ -94,14 +94,15 @@ impl<T> Drop for Ends<T> {
 }
 
 impl<T> Shared<T> {
-    /// Nothing is done under this lock that could leave a half-made state behind.
+    /// Locks the states, also if poisoned: no code under this lock can leave an inconsistent state
+    /// behind.
     fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, State<T>>> {
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T> Looks<T> {
-    /// A set of looks whose callers wait for at most `wait_max`.
+    /// Probes whose callers wait at most `wait_max`.
     pub(crate) fn waiting(wait_max: Duration) -> Self {
         Self(Arc::new(Shared {
             of: Mutex::default(),
@@ -112,29 +113,29 @@ impl<T> Looks<T> {
 }
 
 impl<T> Looks<T> {
-    /// What a look at `key` found last.
+    /// The last result of a probe of `key`.
     pub(crate) fn found(&self, key: &Path) -> Option<Arc<T>> {
         self.0.lock().get(key)?.found.clone()
     }
 
-    /// Whether a look at `key` has found anything yet.
+    /// Whether any probe of `key` has ended with a result.
     pub(crate) fn has_found(&self, key: &Path) -> bool {
         self.found(key).is_some()
     }
 }
 
-/// A look that goes on, or went on a moment ago.
+/// A probe that runs, or ended a moment ago.
 struct Begun {
     number: u64,
     since: Instant,
-    /// Whether the caller began the work.
+    /// Whether this caller started the probe.
     is_own: bool,
 }
 
 impl<T: Send + Sync + 'static> Looks<T> {
-    /// What `look` finds at `key`, or what an earlier look found there where this one takes long or
-    /// an earlier one still goes on; and whether it is this look's. Where none has found anything
-    /// there, the one that goes on counts as this one. Blocks.
+    /// Runs the probe `look` of `key`. Returns its result, or an earlier result if it takes long or
+    /// an earlier probe still runs, and whether the result is this probe's. If there is no earlier
+    /// result, a running probe counts as this one. Blocks.
     pub(crate) fn look(
         &self,
         key: &Path,
@@ -146,9 +147,9 @@ impl<T: Send + Sync + 'static> Looks<T> {
         (self.found(key), has_ended)
     }
 
-    /// What each of these looks finds at its key; nothing that was found earlier, and nothing of
-    /// one that takes long. Where another goes on at its key, that one counts in its place. They
-    /// take no longer together than one. Blocks.
+    /// Runs probes at once, and returns the results of those that end in time, by key; earlier
+    /// results do not count. A probe that already runs for a key counts in its place. All together
+    /// take no longer than one. Blocks.
     pub(crate) fn look_anew<L: FnOnce() -> T + Send + 'static>(
         &self,
         looks: Vec<(PathBuf, L)>,
@@ -175,12 +176,12 @@ impl<T: Send + Sync + 'static> Looks<T> {
         found.collect()
     }
 
-    /// Begins a look where none goes on, for those who look later.
+    /// Starts a probe if none runs, for later callers.
     pub(crate) fn start(&self, key: &Path, look: impl FnOnce() -> T + Send + 'static) {
         let _ = self.begin(key, look);
     }
 
-    /// Begins a look, or finds the one that goes on.
+    /// Starts a probe, or finds the one that runs.
     fn begin(&self, key: &Path, look: impl FnOnce() -> T + Send + 'static) -> Begun {
         let mut of = self.0.lock();
         let spare = |state: &State<T>| state.going_on.len().saturating_sub(1);
@@ -219,7 +220,7 @@ impl<T: Send + Sync + 'static> Looks<T> {
         begun
     }
 
-    /// Waits for the end of a look, until it has taken long; whether it has ended.
+    /// Waits for the end of a probe, with the time limit. Returns whether it has ended.
     fn has_ended(&self, key: &Path, begun: &Begun) -> bool {
         let mut of = self.0.lock();
         loop {

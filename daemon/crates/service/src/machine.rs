@@ -1,5 +1,5 @@
-//! This machine's GPUs as clients learn of them: drivers and their devices, and the steps of a
-//! self-test. Who finds them out is behind [`Machine`].
+//! This machine's GPUs as reported to clients: drivers, their devices, and the steps of a
+//! self-test. The daemon implements [`Machine`], which probes them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use serde::{Deserialize, Serialize};
 
 use rocmforge_failure::Failure;
 
-/// Asks the drivers of this machine.
+/// Probes the GPU drivers of this machine, and tests devices.
 pub trait Machine: fmt::Debug + Send + Sync {
-    /// Both vendors' drivers, as they are now or were a moment ago.
+    /// The drivers of both vendors, as they are now or were a moment ago.
     fn drivers(&self) -> BoxFuture<'_, Arc<[FoundDriver]>>;
 
     /// Tests a device, such as `hip:0`.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED while another test is made.
+    /// RESOURCE_EXHAUSTED while another test runs.
     fn self_test(&self, device: String) -> BoxFuture<'_, Result<Vec<Told>, Failure>>;
 }
 
-/// A vendor as its name.
+/// Serializes a vendor as its name.
 mod vendor_name {
     use rocmforge_engine::api::Vendor;
     use serde::de::Error as _;
@@ -43,39 +43,39 @@ mod vendor_name {
 /// A vendor's driver, as far as it was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundDriver {
-    /// Vendor of the driver; by its name, as `kind`, where it is written.
+    /// Vendor of the driver; serialized by name as `kind`.
     #[serde(rename = "kind", with = "vendor_name")]
     pub vendor: Vendor,
-    /// Libraries that could not be opened, with the loader's words.
+    /// Libraries that could not be opened, with the loader's error message.
     pub tried: Vec<(String, String)>,
-    /// The library that was opened.
+    /// Name of the library that was opened; `None` if none could be.
     pub library: Option<String>,
     /// Version of the driver.
     pub driver_version: Option<String>,
     /// Version of the runtime.
     pub runtime_version: Option<String>,
-    /// The driver's devices.
+    /// Devices that the driver lists.
     pub devices: Vec<FoundDevice>,
-    /// What went wrong.
+    /// Error messages of the probe.
     pub errors: Vec<String>,
 }
 
 /// A device, as its driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundDevice {
-    /// The driver's number of it.
+    /// The driver's number of the device.
     pub ordinal: u32,
-    /// The card's name.
+    /// Name of the device.
     pub name: String,
-    /// What kernels are compiled for.
+    /// Architecture that kernels are compiled for, such as `gfx1100`.
     pub arch: String,
     /// The device's memory in bytes.
     pub memory_bytes: u64,
-    /// Compute units or streaming multiprocessors.
+    /// Number of compute units or streaming multiprocessors.
     pub compute_units: u32,
-    /// Lanes of a wave.
+    /// Number of lanes of a wave or warp.
     pub wave_size: u32,
-    /// PCI address.
+    /// The device's PCI address.
     pub pci_address: String,
     /// Whether the GPU is integrated: it shares its memory with the host.
     pub integrated: bool,
@@ -113,7 +113,7 @@ impl From<&Report> for FoundDriver {
 }
 
 impl fmt::Display for FoundDriver {
-    /// A line a finding.
+    /// Writes one line for each finding.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.vendor;
         for (library, message) in &self.tried {
@@ -151,14 +151,14 @@ impl fmt::Display for FoundDriver {
     }
 }
 
-/// A step of a self-test.
+/// The result of a step of a self-test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Told {
-    /// The subject of the step.
+    /// What the step tests.
     pub name: String,
     /// `passed`, `failed`, `skipped` or `note`.
     pub outcome: String,
-    /// Figures, or what is wrong.
+    /// Measured figures, or a description of the error.
     pub detail: String,
     /// Time that the step took, in milliseconds.
     pub ms: f64,

@@ -1,4 +1,4 @@
-//! What requests took, by model: histograms, counts, and what a first token would take here.
+//! Measurements of requests by model: histograms, counts, and the expected time to first token.
 //!
 //! ```text
 //! both skins -> Running::poll_next -> Course (one request) -> Record (one model) -> GET /metrics
@@ -17,28 +17,28 @@ use rocmforge_engine::api::{
     FinishReason, GenerateSummary, ModelStatus, SegmentState, SegmentStatus, Snapshot,
 };
 
-/// Records that are kept of models that are unloaded meanwhile.
+/// Maximum number of kept records of models that are not loaded.
 pub const KEPT_MAX: usize = 64;
-/// What a new sample counts for beside those before it.
+/// Weight of a new sample in a moving average.
 const WEIGHT: f64 = 0.25;
-/// A prompt counts as one that found its weights there, or not, by the share that was absent.
+/// A prompt counts as one with resident weights if at most this share of them was absent.
 const FEW_ABSENT: f64 = 0.01;
-/// Upper bounds of the times to the first token and of whole requests, in seconds.
+/// Histogram bounds of times to first token and of whole requests, in seconds.
 pub const REQUEST_BOUNDS: [f64; 18] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0,
 ];
-/// Upper bounds of the times between two tokens, in seconds.
+/// Histogram bounds of times between two tokens, in seconds.
 pub const GAP_BOUNDS: [f64; 16] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// Times in fixed buckets.
+/// A histogram of times with fixed buckets.
 #[derive(Debug)]
 pub struct Histogram {
     /// Upper bounds in seconds, ascending.
     bounds: &'static [f64],
-    /// How many lie in each bucket; one more than there are bounds.
+    /// Number of times in each bucket; one more bucket than bounds.
     counts: Box<[AtomicU64]>,
     sum_ns: AtomicU64,
 }
@@ -61,8 +61,8 @@ impl Histogram {
             .fetch_add(ns.saturating_mul(times), Ordering::Relaxed);
     }
 
-    /// The bounds in seconds, each with how many were no longer; the count of all; their sum in
-    /// seconds.
+    /// For each bound in seconds the number of times up to it; the number of all times; their sum
+    /// in seconds.
     pub fn read(&self) -> (Vec<(f64, u64)>, u64, f64) {
         let mut all = 0;
         let mut below = Vec::with_capacity(self.counts.len());
@@ -75,12 +75,12 @@ impl Histogram {
     }
 }
 
-/// A value that follows its samples; none before the first.
+/// A moving average as the bits of an f64; zero before the first sample.
 #[derive(Debug, Default)]
 struct Average(AtomicU64);
 
 impl Average {
-    /// Takes a sample, which is above 0.
+    /// Adds a sample, which is above 0.
     fn note(&self, sample: f64) {
         if !(sample.is_finite() && sample > 0.0) {
             return;
@@ -106,34 +106,34 @@ impl Average {
     }
 }
 
-/// How requests of a model ended.
+/// Numbers of a model's requests by how they ended.
 #[derive(Debug, Default)]
 pub struct Ends {
-    /// By an end of the text or a stop string.
+    /// Requests that ended by an end-of-generation token or a stop string.
     pub stop: AtomicU64,
-    /// By `max_tokens`, or because the context was full.
+    /// Requests that ended by `max_tokens`, or because the context was full.
     pub length: AtomicU64,
-    /// Failed, or their clients went away.
+    /// Requests that failed, or whose clients went away.
     pub abort: AtomicU64,
 }
 
-/// What requests of one model took.
+/// Measurements of one model's requests.
 #[derive(Debug)]
 pub struct Record {
-    /// From a request's arrival to its first token.
+    /// Times from a request's arrival to its first token.
     pub first_token: Histogram,
-    /// From one token to the next.
+    /// Times from one token to the next.
     pub gap: Histogram,
-    /// From a request's arrival to its end.
+    /// Times from a request's arrival to its end.
     pub whole: Histogram,
-    /// Tokens of prompts that have come to a first token, however they go on. As vLLM counts them,
-    /// which makes a request of its own of each of `n` answers: a prompt counts once for each.
+    /// Number of tokens of prompts that led to a first token. As in vLLM, a prompt with `n`
+    /// completions counts once for each.
     pub prompt_tokens: AtomicU64,
-    /// Tokens that were generated, those of answers that are not whole among them.
+    /// Number of generated tokens, including those of unfinished requests.
     pub generated_tokens: AtomicU64,
-    /// How requests ended.
+    /// Numbers of requests by how they ended.
     pub ends: Ends,
-    /// Seconds of a prompt whose weights were on the device.
+    /// Mean seconds of a prompt whose weights were resident.
     pass_s: Average,
 }
 
@@ -151,23 +151,23 @@ impl Default for Record {
     }
 }
 
-/// What is known of the device, whichever model it was seen with.
+/// Measured speed of the device, over all models.
 #[derive(Debug, Default)]
 struct Pace {
-    /// Seconds of a prompt for each byte of its model's weights, with all of them there.
+    /// Mean seconds of a prompt for each byte of its model's weights, if all are resident.
     pass_s_per_byte: Average,
-    /// Bytes a second by which absent weights delayed first tokens.
+    /// Mean rate, in bytes per second, at which absent weights delayed first tokens.
     upload_rate: Average,
 }
 
-/// The records of all models.
+/// The measurements of all models, and of the device.
 #[derive(Debug, Default)]
 pub struct Measured {
     records: Mutex<HashMap<String, Arc<Record>>>,
     pace: Arc<Pace>,
 }
 
-/// Bytes of a model's weights: those that are not on the device, and all.
+/// Bytes of a model's weights that are not on the device, and of all of them.
 fn absent_of(segments: &[SegmentStatus]) -> (u64, u64) {
     let bytes = |s: &SegmentStatus| s.bytes;
     let all = segments.iter().map(bytes).sum();
@@ -177,7 +177,7 @@ fn absent_of(segments: &[SegmentStatus]) -> (u64, u64) {
 }
 
 impl Measured {
-    /// The record of a model, which begins here if it is new.
+    /// The record of a model, created if it is new.
     fn record(&self, name: &str, snapshot: &Snapshot) -> Arc<Record> {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(record) = records.get(name) {
@@ -192,7 +192,8 @@ impl Measured {
         record
     }
 
-    /// Begins to follow a request with a prompt of so many tokens that arrived at `arrived`.
+    /// Begins to measure a request with a prompt of `prompt_tokens` tokens that arrived at
+    /// `arrived`.
     pub(crate) fn begin(
         &self,
         name: &str,
@@ -233,9 +234,9 @@ impl Measured {
         self.pace.upload_rate.get()
     }
 
-    /// Seconds to the first token of a request that has the device for itself: a prompt of this
-    /// model as they were measured, else one of another model by bytes of weights, and the absent
-    /// bytes by the measured rate. `None` before what it needs was measured.
+    /// Expected seconds to the first token of a request that has the device for itself: the
+    /// measured time of this model's prompts, or another model's by bytes of weights, plus the
+    /// upload of absent bytes at the measured rate. `None` if something needed was not measured.
     pub fn expected_first_token_s(&self, status: &ModelStatus) -> Option<f64> {
         let (absent, all) = absent_of(&status.segments);
         let own = {
@@ -257,27 +258,28 @@ fn add(to: &AtomicU64, n: u32) {
     to.fetch_add(n.into(), Ordering::Relaxed);
 }
 
-/// A running request. Dropped before its end it counts as aborted.
+/// Measurement of a running request. If dropped before the request's end, the request counts as
+/// aborted.
 #[derive(Debug)]
 pub struct Course {
     record: Arc<Record>,
     pace: Arc<Pace>,
     arrived: Instant,
     prompt_tokens: u32,
-    /// Tokens that were counted so far.
+    /// Number of tokens counted so far.
     generated_tokens: u32,
     /// Time of the last token.
     last: Option<Instant>,
     /// Whether no other request ran when this one arrived.
     is_alone: bool,
-    /// Bytes of weights that were not on the device then, and of all.
+    /// Bytes of weights that were not on the device at the arrival, and of all weights.
     absent_bytes: u64,
     weight_bytes: u64,
     is_ended: bool,
 }
 
 impl Course {
-    /// Notes that `n` tokens were generated at once.
+    /// Records that `n` tokens were generated at once.
     pub(crate) fn tokens(&mut self, n: usize) {
         if n == 0 {
             return;
@@ -319,7 +321,8 @@ impl Course {
         self.note_pace(summary);
     }
 
-    /// Learns from a request that began alone: beside others a pass takes longer for their sake.
+    /// Updates the device's speed from a request that began alone; beside others, passes take
+    /// longer.
     fn note_pace(&self, summary: &GenerateSummary) {
         if !self.is_alone || self.weight_bytes == 0 {
             return;

@@ -1,15 +1,15 @@
-//! Which files a client may load: regular files below one of the model directories,
-//! after links are resolved.
+//! Decides which files a client may load: regular files below one of the model directories, after
+//! links are resolved.
 //!
 //! The file is opened first, as a bare reference that neither reads nor blocks (`O_PATH`), and
-//! judged by what was opened: its real path as the kernel knows it, its type, its inode. A link
-//! or directory swapped meanwhile can therefore not lead elsewhere. The mapping that follows
-//! has to be of the same inode.
+//! judged by what was opened: its real path as the kernel knows it, its type, its inode. A link or
+//! directory swapped meanwhile can therefore not lead elsewhere. The mapping that follows has to be
+//! of the same inode.
 //!
 //! A split model is opened by its first part; the others are looked for beside it and judged like
 //! it.
 //!
-//! *Invariant:* no answer tells whether something outside of the model directories exists (test
+//! *Invariant:* no reply reveals whether something outside of the model directories exists (test
 //! `what_exists_outside_and_what_does_not_look_the_same`).
 
 use std::fmt;
@@ -36,14 +36,14 @@ pub(crate) use list::Found;
 pub use list::ModelFile;
 pub use unserved::Unserved;
 
-/// Most files that are listed.
+/// Maximum number of listed files.
 pub const FILES_MAX: usize = 4096;
-/// Longest path of a request in bytes, the system's own limit.
+/// Maximum length of a path in bytes, the same as the system's.
 pub const MODEL_PATH_MAX: usize = 4096;
-/// Times that a file which is replaced while it is opened is tried.
+/// Number of attempts to open a file that is replaced meanwhile.
 const OPEN_TRIES: u32 = 3;
 
-/// How many there are, with their verb.
+/// A count followed by "is" or "are".
 fn are(n: usize) -> String {
     match n {
         1 => "1 is".to_owned(),
@@ -51,10 +51,10 @@ fn are(n: usize) -> String {
     }
 }
 
-/// Why a file is not opened.
+/// Why a model file cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelFileError {
-    /// The path cannot be one.
+    /// The string cannot be a path.
     #[error("{message}")]
     BadPath {
         /// What is wrong with the path, and what is allowed.
@@ -63,7 +63,7 @@ pub enum ModelFileError {
     /// The file is, or may be, outside of the model directories.
     #[error("{}: not below a model directory once links are resolved ({}); move the file there, or start the daemon with another --model-dir", path.display(), List(dirs))]
     Outside {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
         /// The model directories.
         dirs: Vec<PathBuf>,
@@ -73,15 +73,15 @@ pub enum ModelFileError {
         "the daemon opens no files because it was started without a model directory; start it with --model-dir DIR (model_dir in the file)"
     )]
     NoModelDir,
-    /// A model directory in which it may lie has not answered yet, or is not there.
+    /// A model directory in which the file may lie has not responded yet, or is missing.
     #[error("the model directory {} {why}, then try again", dir.display())]
     DirSilent {
-        /// The directory.
+        /// The model directory that does not respond.
         dir: PathBuf,
         /// What is wrong with the directory, and what to do.
         why: String,
     },
-    /// Nothing there.
+    /// There is no file at the path.
     #[error(
         "no such file; tried {}; give the path of a file below a model directory",
         List(tried)
@@ -96,65 +96,65 @@ pub enum ModelFileError {
         path.display(), are(missing.len()), List(missing)
     )]
     MissingParts {
-        /// The part asked for.
+        /// The path in the request.
         path: PathBuf,
-        /// How many parts the model has, by the part's name.
+        /// Number of parts of the model, according to the part's name.
         count: u32,
-        /// Parts that are missing.
+        /// Paths of the missing parts.
         missing: Vec<PathBuf>,
     },
-    /// A part of a split model that is not its first one.
+    /// The path is a part of a split model other than the first.
     #[error("{} is part {number} of {count} of a model; give the first part: {}", path.display(), first.display())]
     NotFirstPart {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
         /// Number of the part, from 1.
         number: u32,
-        /// Number of parts.
+        /// Number of parts of the model.
         count: u32,
-        /// The first part.
+        /// Path of the model's first part.
         first: PathBuf,
     },
-    /// Not a regular file.
+    /// The path is not a regular file.
     #[error("{} is {kind}, not a regular file; give the path of a .gguf file", path.display())]
     NotAFile {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
-        /// Kind of the file.
+        /// What the path is instead, such as a directory.
         kind: &'static str,
     },
-    /// The daemon's user may not read it.
+    /// The daemon's user may not read the file.
     #[error("{} may not be read by the daemon's user {user}; change its mode or owner", path.display())]
     Unreadable {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
-        /// The daemon's user.
+        /// User id of the daemon.
         user: u32,
     },
     /// The file is being replaced repeatedly.
     #[error("{} is being replaced while it is opened; load it when it stays", path.display())]
     Replaced {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
     },
-    /// Nothing in it.
+    /// The file is empty.
     #[error("{} is empty: the download or copy did not finish; fetch the file again", path.display())]
     Empty {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
     },
     /// The process, or the system, has too many files open.
     #[error("{} cannot be opened now: too many files are open; unload models, or raise the limit (ulimit -n, LimitNOFILE= in the unit)", path.display())]
     TooManyFiles {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
     },
     /// A system call failed.
     #[error("{} cannot be opened: {message}; check the disk or the mount that it lies on", path.display())]
     Io {
-        /// The path asked for.
+        /// The path in the request.
         path: PathBuf,
-        /// Why the file cannot be opened.
+        /// The system's error message.
         message: String,
     },
 }
@@ -171,7 +171,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// A failure that no other variant stands for.
+/// The error for a failed system call that has no variant of its own.
 fn io_error(path: &Path, error: &io::Error) -> ModelFileError {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENAMETOOLONG) => ModelFileError::BadPath {
@@ -190,7 +190,7 @@ fn io_error(path: &Path, error: &io::Error) -> ModelFileError {
 }
 
 impl ModelDirs {
-    /// Opens and maps the file, and those beside it if it is the first part of a split model. A
+    /// Opens and maps the file, and the other parts if it is the first part of a split model. A
     /// relative path is looked for below each model directory in turn. Blocks on the file system;
     /// call it on a blocking thread.
     ///
@@ -237,8 +237,8 @@ impl ModelDirs {
         Err(refused.unwrap_or(ModelFileError::NotFound { tried }))
     }
 
-    /// Each part has to be one that could be opened by itself; the names are those of the path
-    /// asked for, not of what links lead to.
+    /// Opens all parts of a model, each of which has to be a file that could be opened by itself.
+    /// Part names follow the path in the request, not the targets of links.
     fn open_model(&self, path: &Path) -> Result<MappedFile, ModelFileError> {
         let Some(name) = PartName::of(path) else {
             return self.open_absolute(path, ReadMode::Map);
@@ -300,7 +300,7 @@ impl ModelDirs {
         })
     }
 
-    /// `None` if the file was replaced between the look and the mapping.
+    /// Opens and maps a file once; `None` if it was replaced between the check and the mapping.
     fn open_once(&self, path: &Path, mode: ReadMode) -> Result<Option<MappedFile>, ModelFileError> {
         let io_error = |error: io::Error| io_error(path, &error);
         let mut options = OpenOptions::new();
@@ -367,8 +367,8 @@ impl ModelDirs {
         Ok((mapped.dev == found.dev() && mapped.inode == found.ino()).then_some(file))
     }
 
-    /// Why `path` cannot be opened, without a word about anything outside: walks down from the
-    /// model directory as long as every step stays below one.
+    /// The reason for which `path` cannot be opened, without revealing anything outside: follows
+    /// the path from the model directory as long as every step stays below one.
     fn explain(&self, path: &Path, error: io::Error) -> ModelFileError {
         let below = self.known().find_map(|(given, real)| {
             let rest = path

@@ -1,13 +1,13 @@
-//! What a model is called whose file nobody has named: out of the names of the file and of the
-//! directories that it is in.
+//! Derives a model's name from the names of its file and directories, for files without a declared
+//! name.
 //!
-//! Of two files with one name the first by path has it, and the others are called by their paths
-//! below their model directory; one for which that is taken, too, or too long, has a number behind
-//! its name. The number is made of the path, so that it is the same after a restart.
+//! If two files share a name, the first by path keeps it, and the others are named by their paths
+//! below their model directory; if that is taken, too, or too long, a number is appended to the
+//! name. The number is made of the path, so that it is the same after a restart.
 //!
-//! A file in a Hugging Face cache is called by its repository in the place of its path. Of several
+//! A file in a Hugging Face cache is named by its repository instead of its path. Of several
 //! revisions the one that is `main` has the file's own name; the others have their reference, or
-//! the beginning of their commit, behind it.
+//! the beginning of their commit, appended.
 //!
 //! *Invariant:* each file gets a name, and no two the same (test
 //! `each_file_has_a_name_and_no_two_the_same`).
@@ -22,12 +22,12 @@ use rocmforge_gguf::PartName;
 use crate::check::MODEL_NAME_MAX;
 use crate::model_files::{HubPlace, ModelDirs};
 
-/// What Ollama's clients put behind a name without a tag.
+/// The tag that Ollama's clients append to a name without one.
 pub(crate) const DEFAULT_TAG: &str = ":latest";
 
-/// The file's name without `.gguf`, in either case, and of a split model without the part's number;
-/// what a name cannot have becomes `-`. Accents that are characters of their own, as macOS writes
-/// them, are left out.
+/// The file's name without `.gguf` (in any case) and, for a split model, without the part's number.
+/// Characters that a name cannot have become `-`. Combining accents, as macOS writes them, are
+/// dropped.
 pub fn default_name(path: &Path) -> String {
     const SUFFIX: &str = ".gguf";
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -50,7 +50,7 @@ pub fn default_name(path: &Path) -> String {
         .collect()
 }
 
-/// A name for a file that none of `taken` has, which takes it.
+/// Chooses a name for a file that is not in `taken`, and adds it there.
 pub(crate) fn name_among(
     dirs: &ModelDirs,
     path: &Path,
@@ -72,14 +72,14 @@ pub(crate) fn name_among(
     name.unwrap_or_default()
 }
 
-/// A path below a model directory, as a name.
+/// A path below a model directory, turned into a name.
 fn below(rest: &Path) -> String {
     let above = rest.parent().into_iter().flat_map(Path::components);
     let above = above.map(|part| default_name(Path::new(part.as_os_str())) + "/");
     above.collect::<String>() + &default_name(rest)
 }
 
-/// The names of a file in a Hugging Face cache, the best first.
+/// Possible names for a file in a Hugging Face cache, the preferred first.
 fn in_hub(hub: &HubPlace, short: &str) -> Vec<String> {
     let repo: Vec<_> = hub.repo.split('/').map(allowed_of).collect();
     let long = repo.join("/") + "/" + &below(&hub.below);
@@ -90,7 +90,7 @@ fn in_hub(hub: &HubPlace, short: &str) -> Vec<String> {
     first.into_iter().flatten().chain(others).collect()
 }
 
-/// A part of a name; what no name can have becomes `-`.
+/// Replaces characters that a name cannot have by `-`.
 fn allowed_of(part: &str) -> String {
     let allowed = |c: char| is_name_char(c) && c != '/';
     part.chars()
@@ -98,7 +98,7 @@ fn allowed_of(part: &str) -> String {
         .collect()
 }
 
-/// The name with a number that is made of the path.
+/// A name with a number appended that is derived from the path.
 fn numbered(short: &str, rest: &Path, salt: u32) -> String {
     // FNV-1a: the standard library's hashes may be others in its next version.
     let bytes = rest.as_os_str().as_bytes().iter().copied();

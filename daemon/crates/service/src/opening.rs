@@ -1,7 +1,7 @@
-//! Declared models that are being registered: those who ask for one wait for it.
+//! Declared models that are being registered; requests for one wait until it is.
 //!
-//! *Invariant:* a name is here only while a registration that will come to it goes on: however that
-//! ends, its names go (test `names_go_with_their_registration`).
+//! *Invariant:* a name is in the set only while a registration of it is running: however that ends,
+//! its names are removed (test `names_go_with_their_registration`).
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::Service;
 use crate::arrival::Arrival;
 
-/// The names, each with how many registrations will come to it.
+/// For each name, the number of running registrations that will register it.
 #[derive(Debug)]
 pub(crate) struct Opening(watch::Sender<HashMap<String, usize>>);
 
@@ -21,7 +21,7 @@ impl Default for Opening {
     }
 }
 
-/// The names that one registration has still to come to.
+/// The names that one registration has not registered yet; removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Begun<'a> {
     opening: &'a Opening,
@@ -56,7 +56,7 @@ impl Opening {
 }
 
 impl Begun<'_> {
-    /// The model is there, or cannot be.
+    /// Records that a model is registered, or cannot be.
     pub(crate) fn done(&mut self, name: &str) {
         if let Some(at) = self.left.iter().position(|left| left == name) {
             self.opening.end(std::iter::once(self.left.swap_remove(at)));
@@ -71,11 +71,11 @@ impl Drop for Begun<'_> {
 }
 
 impl Service {
-    /// Waits until a declared model is there, or cannot be, that the daemon registers just now. Any
-    /// other name is no reason to wait.
+    /// Waits while the daemon is registering the declared model `name`; returns at once for any
+    /// other name.
     ///
     /// # Errors
-    /// The request's time is over.
+    /// The request's deadline passed.
     pub async fn opened(&self, name: &str, arrival: &Arrival) -> Result<(), Failure> {
         let mut opening = self.opening.0.subscribe();
         let waits = async {

@@ -1,11 +1,11 @@
-//! Where each loaded model came from: what loaded it, with which arguments, and when it was last
-//! asked for.
+//! The origin of each loaded model: what loaded it, with which arguments, and when it was last
+//! used.
 //!
 //! A model whose file changes is loaded again by the same arguments. One that a request opened by
 //! its file's name may be closed again, since the next request opens it.
 //!
-//! *Invariant:* there are no more entries than models that are loaded, but for loads under way
-//! ([`Origins::note`] forgets those that are gone). The lock is held to look into one map.
+//! *Invariant:* there are no more entries than loaded models, except for loads under way
+//! ([`Origins::note`] removes entries of unloaded ones). The lock is held only to access one map.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,35 +20,35 @@ use crate::load::Load;
 /// What loaded a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Origin {
-    /// A request that named its file.
+    /// A request that named the model's file.
     FirstUse,
-    /// A call that loads.
+    /// A client's call to load it.
     ByHand,
-    /// The configuration, which declared it so then.
+    /// The configuration; this is how it declared the model then.
     Declared(Box<Declared>),
 }
 
-/// A loaded model with what loaded it.
+/// A loaded model with its origin and use.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
-    /// The model, which may be gone.
+    /// The model; dangling once it is unloaded.
     pub(crate) model: Weak<LoadedModel>,
-    /// The arguments of its load.
+    /// The arguments with which the model was loaded.
     pub(crate) load: Load,
-    /// What loaded it.
+    /// What loaded the model.
     pub(crate) origin: Origin,
-    /// The number of the request that asked for it last; they are counted from 1.
+    /// Number of the request that used the model last; requests are counted from 1.
     pub(crate) used: u64,
-    /// When a request asked for it last; `None` where none has since it was loaded by a call or as
-    /// declared.
+    /// Time at which a request last used the model; `None` if none has since a call or the
+    /// configuration loaded it.
     pub(crate) used_at: Option<Instant>,
-    /// Segments that clients pinned, where they did not pin all (`load.pin`).
+    /// Segments that clients pinned, if they did not pin all (`load.pin`).
     pub(crate) pinned_segments: BTreeSet<u32>,
 }
 
 impl Loaded {
-    /// Notes that a client pinned these segments of `n_segments`, or all, or let them go. A model
-    /// that is pinned by its name stays as one that was loaded by it.
+    /// Records that a client pinned or unpinned these segments of `n_segments`, or all (`None`). A
+    /// model that a client pinned is kept like one that a client loaded.
     pub(crate) fn note_pins(&mut self, segments: Option<&[u32]>, n_segments: u32, pinned: bool) {
         if pinned && self.origin == Origin::FirstUse {
             self.origin = Origin::ByHand;
@@ -70,11 +70,11 @@ impl Loaded {
     }
 }
 
-/// Where the loaded models came from, by their names.
+/// The origins of the loaded models, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Origins {
     book: Mutex<Book>,
-    /// Told when a request has opened a model, or the files are listed.
+    /// Notified when a request has opened a model, or the files are listed.
     pub(crate) opened: Arc<Notify>,
 }
 
@@ -85,7 +85,7 @@ struct Book {
 }
 
 impl Book {
-    /// The entry of this model, not of another one of its name.
+    /// The entry of exactly this model, not of another one with its name.
     fn entry(&mut self, loaded: &Arc<LoadedModel>) -> Option<&mut Loaded> {
         let entry = self.of.get_mut(loaded.name())?;
         // Who holds a weak pointer keeps its address from being that of another model.
@@ -98,7 +98,7 @@ impl Origins {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what loaded a model.
+    /// Records what loaded a model, and with which arguments.
     pub(crate) fn note(&self, loaded: &Arc<LoadedModel>, load: &Load, origin: Origin) {
         let is_first_use = origin == Origin::FirstUse;
         let mut book = self.book();
@@ -119,7 +119,7 @@ impl Origins {
         }
     }
 
-    /// Notes that a model is asked for, which makes it the last to be closed.
+    /// Records a use of a model, which makes it the last one to be closed.
     pub(crate) fn note_use(&self, loaded: &Arc<LoadedModel>) {
         let mut book = self.book();
         book.asked += 1;
@@ -130,19 +130,19 @@ impl Origins {
         }
     }
 
-    /// Changes what is known of this model, if anything is.
+    /// Changes the entry of a model, if it has one.
     pub(crate) fn edit(&self, loaded: &Arc<LoadedModel>, change: impl FnOnce(&mut Loaded)) {
         if let Some(entry) = self.book().entry(loaded) {
             change(entry);
         }
     }
 
-    /// What loaded this model, if that is known.
+    /// The origin of a model, if it is known.
     pub(crate) fn of(&self, loaded: &Arc<LoadedModel>) -> Option<Loaded> {
         self.book().entry(loaded).cloned()
     }
 
-    /// How a model was declared when it was loaded, if it was loaded so.
+    /// The declaration with which a model was loaded, if it was a declared model.
     pub(crate) fn declared_as(&self, loaded: &Arc<LoadedModel>) -> Option<Declared> {
         match self.of(loaded)?.origin {
             Origin::Declared(then) => Some(*then),
@@ -150,7 +150,7 @@ impl Origins {
         }
     }
 
-    /// All that are still there.
+    /// All loaded models with their entries.
     pub(crate) fn all(&self) -> Vec<(Arc<LoadedModel>, Loaded)> {
         let book = self.book();
         let there = book.of.values();
@@ -159,7 +159,7 @@ impl Origins {
             .collect()
     }
 
-    /// Whether a request opened any model that is still there.
+    /// Whether any loaded model was opened by a request.
     pub(crate) fn has_opened(&self) -> bool {
         let book = self.book();
         let mut there = book.of.values();

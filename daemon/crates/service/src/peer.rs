@@ -1,16 +1,16 @@
-//! The client of a request, by which limits, logs and metrics count: a user of this machine, or the
+//! The client of a request, as limits, logs and metrics identify it: a user of this machine, or the
 //! name of a token.
 
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// Longest name of a token in bytes.
+/// Maximum length of a token's name in bytes.
 pub const TOKEN_NAME_MAX: usize = 32;
-/// The name of a token that has none of its own.
+/// The name of a token for which none is configured.
 pub const TOKEN_NAME_DEFAULT: &str = "default";
 
-/// The name of a token. It is no secret.
+/// The name of a bearer token. It is not a secret.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenName {
     bytes: [u8; TOKEN_NAME_MAX],
@@ -18,10 +18,10 @@ pub struct TokenName {
 }
 
 impl TokenName {
-    /// A name.
+    /// Checks and wraps a token's name.
     ///
     /// # Errors
-    /// A message, where its length or a character is not allowed.
+    /// A message, if its length or a character is not allowed.
     pub fn new(text: &str) -> Result<Self, String> {
         let fine = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
         if text.is_empty() || text.len() > TOKEN_NAME_MAX || !text.bytes().all(fine) {
@@ -58,17 +58,17 @@ impl fmt::Display for TokenName {
 /// Identity of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Peer {
-    /// A user of this machine, whose process is at the other end of a Unix socket.
+    /// A user of this machine who is connected over a Unix socket, by user id.
     User(u32),
     /// The client with this bearer token.
     Token(TokenName),
-    /// Anyone on this machine, over TCP without a token.
+    /// Any client over TCP without a token.
     Local,
 }
 
 impl Peer {
-    /// The number by which the engine knows it: users by their own, the others beyond those. It
-    /// stays over restarts and versions: what is kept on disk for a client is found by it.
+    /// The client's number in the engine: user ids as they are, other clients above them. The
+    /// number is stable over restarts and versions, since the KV cache on disk depends on it.
     pub fn client(&self) -> u64 {
         match self {
             Self::User(uid) => u64::from(*uid),

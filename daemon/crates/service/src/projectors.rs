@@ -1,8 +1,8 @@
-//! The projector by which a model reads images: the file that a load names, or the one in the
-//! model's directory that fits.
+//! Finds the projector with which a model reads images: the file that a load names, or the one in
+//! the model's directory that fits.
 //!
 //! Hubs publish projectors beside the models, as `mmproj-F16.gguf` or with the model's name in
-//! front. Which model one is for is told by its header, not by its name.
+//! front. A projector's header says which models it fits, not its name.
 
 use std::path::{Path, PathBuf};
 
@@ -13,19 +13,19 @@ use rocmforge_gguf::MappedFile;
 use crate::model_files::{ModelDirs, ModelFileError};
 use crate::refusals;
 
-/// What the names of projectors have in them.
+/// Text that the names of projector files contain.
 const MARK: &str = "mmproj";
-/// Entries of a directory that are examined.
+/// Maximum number of entries of a directory that are examined.
 const ENTRIES_MAX: usize = 4096;
-/// Projectors of a directory whose headers are read.
+/// Maximum number of projector files of a directory whose headers are read.
 const CANDIDATES_MAX: usize = 16;
 
-/// Why a model has no projector that it should have.
+/// Why a model's projector could not be determined.
 #[derive(Debug)]
 pub(crate) enum ProjectorError {
-    /// The named one cannot be opened.
+    /// The projector file that was named cannot be opened.
     File(ModelFileError),
-    /// Several fit.
+    /// Several projectors beside the model fit.
     Several(Vec<PathBuf>),
 }
 
@@ -49,8 +49,8 @@ impl ProjectorError {
     }
 }
 
-/// The projector of the model whose `file` was opened by `path`: the one that is `named`, else the
-/// only one beside it that fits. Blocks on the file system.
+/// The projector of a model whose `file` was opened as `path`: the one that is `named`, else the
+/// only one in its directory that fits. Blocks on the file system.
 pub(crate) fn projector_of(
     dirs: &ModelDirs,
     (path, file): (&Path, &MappedFile),
@@ -102,7 +102,7 @@ pub(crate) fn projector_of(
     }
 }
 
-/// The files beside a model that have a projector's name, by name.
+/// Files in a model's directory whose names are those of projectors, sorted.
 fn beside(dirs: &ModelDirs, path: &Path, file: &MappedFile) -> Vec<PathBuf> {
     let is_it = |path: &PathBuf| path.canonicalize().is_ok_and(|real| real == file.path());
     let asked = match path.is_absolute() {

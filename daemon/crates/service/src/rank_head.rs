@@ -1,5 +1,5 @@
-//! How relevant a document is by a model with a classification of one class, a cross-encoder: it
-//! reads the query and the document as one text, between the marks of its training.
+//! Relevance scores by a cross-encoder, a model with a classification head of one class: it reads
+//! the query and the document as one text, with the separators of its training.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::arrival::Arrival;
 use crate::chat_model::chat_model;
 use crate::limits::Ticket;
 
-/// What stands around a query and a document.
+/// The tokens around a query and a document.
 struct PairMarks {
     before: Vec<u32>,
     between: Vec<u32>,
@@ -23,8 +23,8 @@ struct PairMarks {
 }
 
 impl PairMarks {
-    /// BERT's are `[CLS] query [SEP] document [SEP]`; RoBERTa's, whose texts end with `</s>`,
-    /// `<s> query </s></s> document </s>`.
+    /// The separators of a model: BERT's are `[CLS] query [SEP] document [SEP]`; RoBERTa's, whose
+    /// texts end with `</s>`, are `<s> query </s></s> document </s>`.
     fn of(tokenizer: &Tokenizer) -> Self {
         let end = tokenizer.eos();
         let is_roberta = end.and_then(|id| tokenizer.token_bytes(id)) == Some(b"</s>");
@@ -42,7 +42,7 @@ impl PairMarks {
     }
 }
 
-/// How rows of a text are pooled for the classification.
+/// The pooling of hidden states for the classification head.
 pub(crate) fn pooling(model: &LoadedModel) -> Pooling {
     let hparams = model.model().hparams();
     let usual = match hparams.arch {
@@ -60,12 +60,12 @@ pub(crate) struct OfWhom<'a> {
     pub(crate) ticket: &'a Ticket,
     pub(crate) class: Class,
     pub(crate) adapters: &'a Option<Arc<AppliedAdapters>>,
-    /// Where the times of all documents go.
+    /// Slot for the time accounts of all documents.
     pub(crate) times: &'a TimesSlot,
 }
 
 impl Service {
-    /// The ids of a query and a document. A document that is too long is refused.
+    /// The token ids of a query and a document. A document that is too long is rejected.
     pub(crate) async fn paired(
         &self,
         model: &Arc<LoadedModel>,
@@ -100,7 +100,7 @@ impl Service {
         arrival.limit(work).await
     }
 
-    /// The output of the classification's one class.
+    /// The output (logit) of the classification head's only class.
     pub(crate) async fn class_logit(
         &self,
         model: Arc<LoadedModel>,

@@ -1,5 +1,4 @@
-//! Failures that the service alone knows: of the engine's errors, of names and files of models, of
-//! roles, limits and settings.
+//! Failures for the engine's errors, names and files of models, roles, limits and settings.
 
 mod limits;
 mod model_file;
@@ -20,10 +19,10 @@ pub use self::settings::settings_unusable;
 pub(crate) use self::silent::{beside_unreadable, directory_silent, file_silent};
 use crate::roles::Role;
 
-/// When to come back where one's own requests are too many: some of them have ended by then.
+/// Delay after which a client with too many requests should retry: some have ended by then.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
-/// The failure of an engine's error.
+/// Converts an error of the engine to a failure.
 pub fn from_engine(error: &Error) -> Failure {
     let text = error.to_string();
     let failure = match error {
@@ -107,7 +106,7 @@ pub fn from_engine(error: &Error) -> Failure {
     failure.says(&text)
 }
 
-/// One reason a cause, and the numbers beside it.
+/// Converts a refusal of the engine to a failure with its reason and numbers.
 fn from_refusal(refusal: &Refusal, text: &str) -> Failure {
     let reason = reason(refusal);
     let mut failure = Failure::new(reason);
@@ -122,7 +121,7 @@ fn from_refusal(refusal: &Refusal, text: &str) -> Failure {
     }
 }
 
-/// The reason of an engine's refusal.
+/// The reason code of an engine's refusal.
 fn reason(refusal: &Refusal) -> Reason {
     match refusal {
         Refusal::TooManyModels { .. } => Reason::TooManyModels,
@@ -141,7 +140,7 @@ fn reason(refusal: &Refusal) -> Reason {
     }
 }
 
-/// NOT_FOUND, naming the models that are loaded.
+/// NOT_FOUND: no model of this name is loaded; lists the loaded ones.
 pub fn unknown_model(name: &str, models: &[ModelStatus]) -> Failure {
     let known = models
         .iter()
@@ -153,7 +152,7 @@ pub fn unknown_model(name: &str, models: &[ModelStatus]) -> Failure {
     })
 }
 
-/// NOT_FOUND for a request that is not among the last ones that its client may see.
+/// NOT_FOUND: the request is not among the last `kept` ones that the client may see.
 pub(crate) fn unknown_request(name: &str, kept: usize) -> Failure {
     Failure::new(Reason::UnknownRequest).says(&format!(
         "no request '{name}' of yours is among the last {kept} of all clients that have ended: list them (rocmforgectl \
@@ -161,7 +160,7 @@ pub(crate) fn unknown_request(name: &str, kept: usize) -> Failure {
     ))
 }
 
-/// NOT_FOUND, naming the models that are loaded and the files that could be.
+/// NOT_FOUND: there is no model of this name; lists loaded models and model files.
 pub(crate) fn no_such_model<'l, 'f>(
     name: &str,
     loaded: impl Iterator<Item = &'l str>,
@@ -183,8 +182,8 @@ pub(crate) fn no_such_model<'l, 'f>(
         ))
 }
 
-/// FAILED_PRECONDITION: the model was loaded, and somebody unloaded it before the load was
-/// answered. As where it is unloaded under a request.
+/// FAILED_PRECONDITION: the model was unloaded before its load was answered; the same failure as
+/// when it is unloaded under a request.
 pub fn unloaded_meanwhile(name: &str) -> Failure {
     let message = format!(
         "model '{name}' was loaded, and unloaded again by another client before this call ended; load it again"
@@ -192,7 +191,7 @@ pub fn unloaded_meanwhile(name: &str) -> Failure {
     model_precondition(Reason::ModelUnloaded, name, &message)
 }
 
-/// PERMISSION_DENIED: the caller lacks the role.
+/// PERMISSION_DENIED: the client lacks a role.
 pub fn role_missing(role: Role, uid: u32) -> Failure {
     let key = format!("{role}_by");
     Failure::new(Reason::RoleMissing)

@@ -1,7 +1,7 @@
-//! The settings, read anew because somebody asked: what was taken and what was not.
+//! Reloads the settings at a client's call: which changes were applied and which were not.
 //!
-//! Whoever reads them takes [`Service::reload_calls`]; every way of asking
-//! calls [`Service::reload`].
+//! The task that reads the settings takes [`Service::reload_calls`]; all protocols call
+//! [`Service::reload`].
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -13,34 +13,34 @@ use crate::Service;
 use crate::arrival::Arrival;
 use crate::refusals;
 
-/// When to come back where others wait already: files are read in less.
+/// Delay after which a client should retry if too many calls wait; a reload takes less.
 const RETRY: Duration = Duration::from_secs(1);
-/// Calls that may wait for their turn.
+/// Maximum number of waiting calls.
 const CALLS_WAITING: usize = 4;
 
-/// A setting whose value in the files is not what was in force.
+/// A setting whose value in the configuration differs from the one in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
     /// The setting's key.
     pub setting: String,
     /// Value before the reload, if it may be shown.
     pub before: String,
-    /// What the files say, where it is shown.
+    /// Value in the configuration, if it may be shown.
     pub now: String,
     /// Why the change was not applied; empty if it was.
     pub reason: String,
 }
 
-/// What a reload did.
+/// The result of a reload of the settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reloaded {
-    /// Changes that are in force now.
+    /// Changes that were applied.
     pub taken: Vec<Change>,
-    /// Changes that are not in force.
+    /// Changes that were not applied, each with the reason.
     pub not_taken: Vec<Change>,
 }
 
-/// Where the answer to a call goes.
+/// Channel for the result of a reload.
 pub type Answer = oneshot::Sender<Result<Reloaded, Failure>>;
 
 /// The channel to the task that reloads the settings.
@@ -48,19 +48,18 @@ pub type Answer = oneshot::Sender<Result<Reloaded, Failure>>;
 pub(crate) struct Reader(OnceLock<mpsc::Sender<Answer>>);
 
 impl Service {
-    /// The calls that [`Service::reload`] makes from now on. `None` where
-    /// somebody has them already.
+    /// The receiver of the calls that [`Service::reload`] makes. `None` if it was taken before.
     pub fn reload_calls(&self) -> Option<mpsc::Receiver<Answer>> {
         let (sender, receiver) = mpsc::channel(CALLS_WAITING);
         self.reader.0.set(sender).ok().map(|()| receiver)
     }
 
-    /// Has the settings reloaded. A reload that has begun goes on when its caller goes.
+    /// Reloads the settings. A reload that has begun continues if its caller goes away.
     ///
     /// # Errors
     /// FAILED_PRECONDITION for settings that cannot be used, which change nothing;
-    /// UNAVAILABLE while the daemon drains; RESOURCE_EXHAUSTED where others wait;
-    /// UNIMPLEMENTED where nobody reads any.
+    /// UNAVAILABLE while the daemon drains; RESOURCE_EXHAUSTED if too many calls wait;
+    /// UNIMPLEMENTED if there is no configuration to read.
     pub async fn reload(&self, arrival: &Arrival) -> Result<Reloaded, Failure> {
         self.admit()?;
         let reader = self.reader.0.get().ok_or_else(refusals::no_settings)?;

@@ -1,4 +1,5 @@
-//! Models that clients loaded, kept in a file so that the next daemon loads them, too.
+//! Remembers models that clients loaded, in a file, so that the daemon loads them again after a
+//! restart.
 //!
 //! ```text
 //! start --read--> waiting --loaded--> loaded by hand --unloaded--> forgotten
@@ -7,10 +8,10 @@
 //!                    '--unloaded, declared, or another is loaded under the name--> forgotten
 //! ```
 //!
-//! Written is what clients have loaded or pinned by name (no model that a request opened by itself,
-//! and none that is declared), and what waits. A model that cannot be loaded, since its disk is not
-//! there yet, waits: it is tried again when a model directory answers, at a reload, and when a
-//! request asks for it.
+//! The file lists models that clients have loaded or pinned by name (not those that a request
+//! opened, nor declared ones), and those that wait. A model that cannot be loaded, for example
+//! because its disk is not mounted yet, waits: it is tried again when a model directory answers, at
+//! a reload, and when a request asks for it.
 //!
 //! *Invariant:* the file is replaced as a whole, and is never written from what a daemon that ends
 //! has left (`Service::remember`). The lock is held to read or write the file, on a blocking
@@ -38,21 +39,21 @@ use crate::refusals;
 use crate::request_log::RequestLog;
 use crate::state_file;
 
-/// The form of the file that is written and read.
+/// Version of the file's format.
 const VERSION: u32 = 1;
-/// Largest file that is read, in bytes.
+/// Maximum size of the file in bytes.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
 /// A model that is loaded again after a restart.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remembered {
     name: String,
-    /// Path of the file as the load gave it, absolute or below a model directory.
+    /// Path of the model's file as the load had it, absolute or below a model directory.
     path: String,
-    /// Whether the whole model is pinned.
+    /// Whether all segments of the model are pinned.
     #[serde(default)]
     pin: bool,
-    /// The segments that are pinned where not all are.
+    /// Segments that are pinned, if not all are.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pinned_segments: BTreeSet<u32>,
     #[serde(default)]
@@ -71,11 +72,11 @@ struct Content {
     models: Vec<Remembered>,
 }
 
-/// The file, and what of it is not loaded yet.
+/// The file of remembered models, and those of them that are not loaded yet.
 #[derive(Debug)]
 struct Memory {
     path: PathBuf,
-    /// What the file has.
+    /// The models that are in the file.
     written: Mutex<Vec<Remembered>>,
     waiting: Mutex<Vec<Remembered>>,
 }
@@ -85,7 +86,7 @@ impl Memory {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a model of this name waited, which it does no more.
+    /// Forgets a waiting model of this name. Returns whether there was one.
     fn forget(&self, name: &str) -> bool {
         let mut waiting = self.waiting();
         let before = waiting.len();
@@ -94,7 +95,7 @@ impl Memory {
     }
 }
 
-/// The memory of a service, if it has one.
+/// The memory of remembered models, if the daemon keeps one.
 #[derive(Debug, Default)]
 pub(crate) struct Memories(OnceLock<Arc<Memory>>);
 
@@ -117,7 +118,7 @@ impl Remembered {
     }
 }
 
-/// What a file has; nothing where there is none.
+/// Reads the models in a file; none if it does not exist.
 fn read(path: &Path) -> io::Result<Vec<Remembered>> {
     let Some(bytes) = state_file::read(path, FILE_MAX_BYTES)? else {
         return Ok(Vec::new());
@@ -133,7 +134,7 @@ fn read(path: &Path) -> io::Result<Vec<Remembered>> {
     Ok(models)
 }
 
-/// Replaces a file: whoever reads it finds the old content or the new one.
+/// Replaces the file atomically: readers find the old content or the new.
 fn write(path: &Path, models: &[Remembered]) -> io::Result<()> {
     let content = Content {
         version: VERSION,
@@ -145,9 +146,9 @@ fn write(path: &Path, models: &[Remembered]) -> io::Result<()> {
 }
 
 impl Service {
-    /// Keeps the models that clients load in the file at `path` from now on, and has those that it
-    /// names wait to be loaded ([`Service::load_remembered`]). A file that cannot be read is put
-    /// aside, and the log says so. Blocks for as long as the file takes.
+    /// Remembers models that clients load in the file at `path` from now on, and makes the models
+    /// that it lists wait for [`Service::load_remembered`]. An unreadable file is renamed and
+    /// logged. Blocks on the file system.
     pub fn remember_in(&self, path: PathBuf) {
         let found = read(&path).unwrap_or_else(|error| {
             let aside = state_file::beside(&path, ".unread");
@@ -170,8 +171,8 @@ impl Service {
         }
     }
 
-    /// Loads remembered models that wait to be loaded. One that cannot be loaded is logged and
-    /// keeps waiting.
+    /// Loads the remembered models that wait. One that cannot be loaded is logged and keeps
+    /// waiting.
     pub async fn load_remembered(self: &Arc<Self>) {
         let Some(memory) = self.memories.0.get() else {
             return;
@@ -193,10 +194,10 @@ impl Service {
         self.remember().await;
     }
 
-    /// Loads a model if it waits. `None` where none of this name does.
+    /// Loads the remembered model of this name if it waits; else returns `None`.
     ///
     /// # Errors
-    /// Those of its load.
+    /// As for any load.
     pub(crate) async fn recall(
         self: &Arc<Self>,
         name: &str,
@@ -228,7 +229,7 @@ impl Service {
         arrival.limit(self.loading.join(name, work)).await
     }
 
-    /// The adapters of a model of this name that waits to be loaded.
+    /// The adapters of a remembered model that waits to be loaded.
     pub(crate) fn remembered_adapters(&self, name: &str) -> Vec<AdapterSpec> {
         let waiting = self.memories.0.get().map(|memory| memory.waiting());
         let find = |models: MutexGuard<'_, Vec<Remembered>>| {
@@ -271,7 +272,7 @@ impl Service {
         Ok(status.model)
     }
 
-    /// Pins segments of a model, or all, or lets them go; how many bytes of it are pinned then.
+    /// Pins or unpins segments of a model, or all. Returns the model's pinned bytes.
     ///
     /// # Errors
     /// NOT_FOUND, and those of the engine.
@@ -294,10 +295,10 @@ impl Service {
         Ok(bytes)
     }
 
-    /// Unloads a model by its name or alias. One that is remembered and not there is forgotten.
+    /// Unloads a model by its name or alias. A remembered model that is not loaded is forgotten.
     ///
     /// # Errors
-    /// NOT_FOUND, and FAILED_PRECONDITION where it is in use and not forced.
+    /// NOT_FOUND, and FAILED_PRECONDITION if it is in use and `force` is not set.
     pub async fn unload(self: &Arc<Self>, name: &str, force: bool) -> Result<Unloaded, Failure> {
         let name = self.real_name(name);
         let unloaded = self.engine.unload(&name, force).await;
@@ -316,7 +317,7 @@ impl Service {
         unloaded
     }
 
-    /// Writes the models to be loaded after a restart, if the file differs.
+    /// Writes the remembered models, if they differ from the file's.
     pub(crate) async fn remember(self: &Arc<Self>) {
         if let Some(memory) = self.memories.0.get() {
             let (this, memory) = (Arc::clone(self), Arc::clone(memory));

@@ -1,5 +1,4 @@
-//! Models as their files are now: loaded at their first use, and loaded again when the file has
-//! changed.
+//! Loads models at their first use, and again when their files have changed.
 //!
 //! ```text
 //! request --> loaded? --no--> load it ----------------------------> serve
@@ -11,13 +10,13 @@
 //!               +---same----------------------------------------------+
 //! ```
 //!
-//! The new file is opened and its header is read before the old model goes: where that fails, the
-//! failure is told and the next request tries again, by the same arguments. Requests of a model
+//! The new file is opened and its header is read before the old model is unloaded: if that fails,
+//! the request fails and the next one tries again, with the same arguments. Requests of a model
 //! whose file was written end, as they would have. One whose file was replaced as a whole is read
 //! from the old file until nobody uses it.
 //!
-//! *Invariants:* of each name one load or renewal is under way, and all requests for the name wait
-//! for it ([`crate::flights`]); no lock is held across an await (the tidy test
+//! *Invariants:* each name has at most one load or reload under way, and all requests for the name
+//! wait for it ([`crate::flights`]); no lock is held across an await (the tidy test
 //! `no_lock_is_held_across_an_await`).
 
 use std::collections::BTreeSet;
@@ -38,12 +37,12 @@ use crate::refusals;
 use crate::request_log::RequestLog;
 use crate::standing::{Standing, is_gone, looks_same, standing};
 
-/// What a load under a name comes to: the model, or `None` where its file is gone.
+/// Result of loading a name: the model, or `None` if its file is gone.
 pub(crate) type Outcome = Option<Arc<LoadedModel>>;
 
 impl Service {
-    /// A loaded model as its file is now: this one, or one that takes its place. `None` where a
-    /// request had opened it and its file is gone.
+    /// The model to use in place of a loaded one: the same if its file is unchanged, else the
+    /// reloaded one. `None` if a request had opened it and its file is gone.
     ///
     /// # Errors
     /// Those of loading the new file.
@@ -67,11 +66,11 @@ impl Service {
         self.renewed(loaded, arrival).await
     }
 
-    /// The loaded model of this name or alias, as its file is now. One that is not loaded is left
-    /// so, unless it is remembered and waits.
+    /// The loaded model of this name or alias, reloaded if its file has changed. A model that is
+    /// not loaded is only loaded if it is remembered and waits.
     ///
     /// # Errors
-    /// NOT_FOUND with the names of those that are loaded, and those of loading a new file.
+    /// NOT_FOUND with the names of the loaded models, and those of loading a new file.
     pub async fn model_as_its_file_is(
         self: &Arc<Self>,
         name: &str,
@@ -87,8 +86,8 @@ impl Service {
         there.map_or_else(|| self.model(name), Ok)
     }
 
-    /// Whether nothing happened to the file of a loaded model and to that of its projector, as far
-    /// as one look tells. A projector that is deleted is read on from the open file.
+    /// Whether the files of a loaded model and its projector are unchanged, by a quick check. A
+    /// deleted projector stays usable through the open file.
     fn looks_same(&self, loaded: &Arc<LoadedModel>) -> bool {
         let of_tower = |tower: &Arc<LoadedModel>| {
             let (path, file) = (tower.path(), tower.file());
@@ -97,13 +96,13 @@ impl Service {
         looks_same(&self.path_asked(loaded), loaded.file()) && loaded.tower().is_none_or(of_tower)
     }
 
-    /// The path that a model was loaded by.
+    /// The path by which a model was loaded.
     fn path_asked(&self, loaded: &Arc<LoadedModel>) -> PathBuf {
         let known = self.origins.of(loaded);
         known.map_or_else(|| loaded.path().to_owned(), |known| known.load.path)
     }
 
-    /// As [`Service::as_its_file_is`], for a file to which something happened.
+    /// As [`Service::as_its_file_is`], for a file that has changed in some way.
     pub(crate) async fn renewed(
         self: &Arc<Self>,
         loaded: Arc<LoadedModel>,
@@ -171,7 +170,7 @@ impl Service {
         models.any(|status| Arc::ptr_eq(&status.model, loaded) && status.requests > 0)
     }
 
-    /// Loads a model again in the place of `old`, whose file is another by now.
+    /// Loads a model again in place of `old`, whose file has changed or was replaced.
     async fn take_place(
         self: &Arc<Self>,
         old: &Arc<LoadedModel>,
@@ -207,10 +206,10 @@ impl Service {
         })
     }
 
-    /// The declared model, loaded if it is not. Its preload is another's affair.
+    /// The loaded model of a declaration; loads it if necessary, without its preload.
     ///
     /// # Errors
-    /// Those of its load.
+    /// As for any load.
     pub(crate) async fn declared_loaded(
         self: &Arc<Self>,
         model: &Declared,
@@ -229,10 +228,10 @@ impl Service {
         loaded.ok_or_else(|| refusals::unloaded_meanwhile(&model.name))
     }
 
-    /// The model of a file below a model directory, opened under this name if it is not.
+    /// The loaded model of a file below a model directory; loads it under this name if necessary.
     ///
     /// # Errors
-    /// Those of its load.
+    /// As for any load.
     pub(crate) async fn opened_at_first_use(
         self: &Arc<Self>,
         name: &str,
@@ -243,10 +242,10 @@ impl Service {
             .await
     }
 
-    /// As [`Service::opened_at_first_use`]; `why` is for the log.
+    /// As [`Service::opened_at_first_use`]; `why` is the reason that the log states.
     ///
     /// # Errors
-    /// Those of its load.
+    /// As for any load.
     pub(crate) async fn opened_because(
         self: &Arc<Self>,
         name: &str,
@@ -289,8 +288,8 @@ impl Service {
         loaded.ok_or_else(|| refusals::unloaded_meanwhile(name))
     }
 
-    /// Loads again those models that nobody declares and whose files have changed; says which
-    /// could not be.
+    /// Reloads models that are not declared and whose files have changed; adds failures to
+    /// `registration`.
     pub(crate) async fn renew_others(self: &Arc<Self>, registration: &mut Registration) {
         let book = self.declared();
         let others = self.origins.all().into_iter().map(|(model, _)| model);
@@ -305,8 +304,8 @@ impl Service {
         }
     }
 
-    /// As [`Service::model_at_first_use`], for a load of another model: the type of a future that
-    /// contains itself has to be written down.
+    /// As [`Service::model_at_first_use`], for the draft model of another model; boxed, because the
+    /// future would contain itself.
     pub(crate) fn draft_at_first_use<'a>(
         self: &'a Arc<Self>,
         name: &'a str,
@@ -316,7 +315,7 @@ impl Service {
     }
 }
 
-/// What is known of a model that something else than this service has loaded.
+/// The entry of a model whose origin is not known.
 fn unknown(loaded: &Arc<LoadedModel>) -> Loaded {
     Loaded {
         model: Arc::downgrade(loaded),

@@ -1,9 +1,9 @@
-//! One line a request, written when it ends, however it ends, and its span where traces are
-//! followed. Never holds what was asked or answered.
+//! Writes a log line for each request when it ends, in whatever way, and its span if traces are
+//! exported. Never contains prompts or outputs.
 //!
-//! Calls that change what is loaded, resident or allowed leave a line of their own kind,
-//! target `audit`, which says who asked for what with which result. It is written at every
-//! log level but `audit=off`.
+//! Calls that change what is loaded, resident or allowed write a line with the target `audit`,
+//! which says which client asked for what and the result. It is written at every log level but
+//! `audit=off`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::peer::{Peer, TokenName};
 use crate::trace::{self, Parent, Phase, Span, Value};
 use crate::why::{Ended, RecentRequests};
 
-/// Longest model name or list of arguments that a line shows, in characters.
+/// Maximum length of a model's name or of arguments in a log line, in characters.
 const TEXT_MAX: usize = 256;
 
 /// The line of one request. Written on drop; a request that was dropped before
@@ -26,43 +26,43 @@ const TEXT_MAX: usize = 256;
 #[derive(Debug)]
 pub struct RequestLog {
     rpc: &'static str,
-    /// What the client calls the request.
+    /// The client's id of the request.
     id: Option<String>,
     model: String,
     caller: Option<Caller>,
     token: Option<TokenName>,
     parent: Option<Parent>,
-    /// What a call of management asks for.
+    /// Arguments of a management call.
     arguments: Option<String>,
     at: Instant,
     /// Time at which the request was handed to the engine.
     handed_over: Option<Instant>,
-    /// From then to the first pass and to the first token.
+    /// Times from the handover to the engine to the first pass and to the first token.
     began: Option<(Duration, Duration)>,
     code: &'static str,
     /// Why the request was rejected.
     refusal: Option<String>,
-    /// Tokens of the prompt or input, if the request has such.
+    /// Number of tokens of the prompt or input, if the request has one.
     pub prompt_tokens: Option<u32>,
-    /// Tokens that were generated.
+    /// Number of generated tokens.
     pub generated_tokens: Option<u32>,
-    /// Tokens a second of the decode.
+    /// Decode rate in tokens per second.
     pub tokens_per_s: Option<f64>,
-    /// The longest time between two of its tokens, and what most of it went to.
+    /// The longest time between two tokens, and what took most of it.
     pub longest_gap: Option<Gap>,
-    /// The gap that was promised, and how many were longer; of several answers, of all together.
+    /// The promised gap, and the number of longer gaps over all completions.
     pub promised_gap: Option<(Duration, u32)>,
-    /// Bytes that were uploaded for it.
+    /// Bytes of weights that were uploaded for the request.
     pub uploaded_bytes: Option<u64>,
-    /// Where the request is kept when it has ended, with its number there.
+    /// The ring of recent requests that keeps this one after its end, and its number there.
     kept: Option<(Arc<RecentRequests>, u64)>,
-    /// The times of its answers in the engine.
+    /// Slots for the time accounts of the request's completions.
     slots: Vec<TimesSlot>,
     peer: Peer,
 }
 
 impl RequestLog {
-    /// Begins a line. `model` is empty for requests about no model.
+    /// Begins a request's log line. `model` is empty for requests without a model.
     pub fn new(rpc: &'static str, model: &str, arrival: &Arrival) -> Self {
         Self {
             rpc,
@@ -89,31 +89,31 @@ impl RequestLog {
         }
     }
 
-    /// Begins the line of a call of management.
+    /// Begins the audit line of a management call.
     pub fn audit(rpc: &'static str, model: &str, arguments: &str, arrival: &Arrival) -> Self {
         let mut log = Self::new(rpc, model, arrival);
         log.arguments = Some(cut(arguments));
         log
     }
 
-    /// Notes what the client calls the request.
+    /// Sets the client's id of the request.
     pub fn identify(&mut self, id: &str) {
         self.id = Some(cut(id));
     }
 
-    /// Notes the model, where it is known only after the line was begun.
+    /// Sets the model, if it becomes known only after the line was begun.
     pub fn about(&mut self, model: &str) {
         self.model = cut(model);
     }
 
-    /// Keeps the request among the last ones when it has ended.
+    /// Keeps the request among the recent ones after its end.
     pub(crate) fn keep_in(&mut self, recent: &Arc<RecentRequests>) {
         if self.kept.is_none() {
             self.kept = Some((Arc::clone(recent), recent.number()));
         }
     }
 
-    /// Where the engine is to put the times of an answer.
+    /// A new slot for the time account of a completion.
     pub(crate) fn slot(&mut self) -> TimesSlot {
         let number = self.kept.as_ref().map_or(0, |(_, number)| *number);
         let slot = TimesSlot::numbered(number);
@@ -121,20 +121,21 @@ impl RequestLog {
         slot
     }
 
-    /// Notes that the engine is asked now for one or several texts, whose times go into one slot.
+    /// Records that the engine is called now for one or several texts whose times share the
+    /// returned slot.
     pub fn times_in(&mut self, service: &Service) -> TimesSlot {
         self.keep_in(&service.recent);
         self.handed_over();
         self.slot()
     }
 
-    /// Notes that the engine is asked now.
+    /// Records that the request is handed to the engine now.
     pub(crate) fn handed_over(&mut self) {
         self.handed_over = Some(Instant::now());
     }
 
-    /// Notes what the engine says of a generation that ended; of several, the first to
-    /// begin counts as the beginning.
+    /// Records the engine's summary of an ended generation; with several completions, the earliest
+    /// start counts.
     pub fn generated(&mut self, summary: &GenerateSummary) {
         self.tokens_per_s = Some(summary.decode_tokens_per_s);
         let gaps = [self.longest_gap, summary.longest_gap]
@@ -203,7 +204,7 @@ impl RequestLog {
         }
     }
 
-    /// Notes how the request ended and hands the result on.
+    /// Records the result of the request, writes the line, and returns the result.
     ///
     /// # Errors
     /// Those of `result`.
@@ -212,7 +213,7 @@ impl RequestLog {
         result
     }
 
-    /// Notes how the request stands.
+    /// Records the present result of the request.
     pub fn note<T>(&mut self, result: &Result<T, Failure>) {
         (self.code, self.refusal) = match result {
             Ok(_) => ("Ok", None),

@@ -1,13 +1,13 @@
-//! How relevant documents are to a query: by a model with a classification of one class
-//! (`rank_head.rs`), or by one that says "yes" or "no".
+//! Scores the relevance of documents to a query: with a cross-encoder (`rank_head.rs`), or with a
+//! decoder that answers "yes" or "no".
 //!
-//! Of the latter the rerankers of Qwen 3 are known and what was trained as they are: a decoder is
+//! Supported decoders are the rerankers of Qwen 3 and models trained like them: the decoder is
 //! asked, in the words of its training, whether a document meets a query, and the probability of
 //! "yes" against "no" as its next token is the score. The classification head that converted files
 //! carry (`cls.output.weight`) has the rows of these two tokens of the output head, so nothing is
 //! lost without it.
 //!
-//! What the request says cannot name control tokens. The query stands before the document, so that
+//! Text in the request cannot become control tokens. The query stands before the document, so that
 //! documents of one query share what is computed up to there.
 
 use std::sync::Arc;
@@ -27,9 +27,10 @@ use crate::request_log::RequestLog;
 
 /// Maximum number of documents of a request.
 pub const DOCUMENTS_MAX: usize = 1024;
-/// Longest query and instruction together: each document's prompt has them.
+/// Maximum length in bytes of query and instruction together: they are a part of each document's
+/// prompt.
 const HEAD_MAX_BYTES: usize = 256 << 10;
-/// Documents of a request that the engine has at a time.
+/// Number of a request's documents that are given to the engine at a time.
 const AT_A_TIME: usize = 16;
 
 const BEFORE: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the \
@@ -40,24 +41,24 @@ const BEHIND: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n
 const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
 
-/// Documents that are to be judged.
+/// A request to rank documents.
 #[derive(Debug)]
 pub struct Documents {
-    /// The model.
+    /// The model that scores the documents.
     pub model: Arc<LoadedModel>,
-    /// The model's adapters that they have.
+    /// LoRA adapters of the request, with their scales.
     pub adapters: Option<Arc<AppliedAdapters>>,
-    /// The query.
+    /// The query that documents are compared with.
     pub query: String,
-    /// The documents.
+    /// The documents to score.
     pub documents: Vec<String>,
-    /// What makes a document relevant; empty is what the models were trained with.
+    /// Instruction that says what makes a document relevant; if empty, the models' default.
     pub instruction: String,
-    /// Whether a classification's outputs are wanted as they are.
+    /// Whether a classification head's outputs are returned without the logistic function.
     pub raw: bool,
-    /// Maximum number of results; `None` for all.
+    /// Number of best results to return; `None` returns all.
     pub top_n: Option<u32>,
-    /// The context length, within the model's and the daemon's.
+    /// Context length in tokens, within the model's and the daemon's limits.
     pub n_ctx: u32,
     /// Priority of the request.
     pub class: Class,
@@ -68,28 +69,28 @@ pub struct Documents {
 pub struct Rank {
     /// Index of the document in the request.
     pub index: u32,
-    /// The probability that it is relevant: of "yes" against "no", or the logistic function of the
-    /// class's output; or that output itself, where that was asked for.
+    /// Probability that the document is relevant: of "yes" against "no", or the logistic function
+    /// of the classification head's output; or that output itself, if requested.
     pub score: f32,
 }
 
 /// The ranked documents, with token counts.
 #[derive(Debug)]
 pub struct Ranked {
-    /// Best first.
+    /// Scores of the documents, best first.
     pub ranks: Vec<Rank>,
-    /// Tokens of all prompts.
+    /// Number of tokens of all prompts together.
     pub tokens: u32,
 }
 
-/// The tokens whose probabilities make a score.
+/// Ids of the tokens "yes" and "no", whose probabilities make the score.
 #[derive(Debug, Clone, Copy)]
 struct Answers {
     yes: u32,
     no: u32,
 }
 
-/// Refuses an empty query, and documents that are none or too many.
+/// Checks that the query is not empty, and the number of documents.
 fn check(wanted: &Documents) -> Result<(), Failure> {
     if wanted.query.is_empty() {
         return Err(failure::invalid("query", "empty; say what is looked for"));
@@ -105,7 +106,7 @@ fn check(wanted: &Documents) -> Result<(), Failure> {
     }
 }
 
-/// What stands in front of each document: the query, with the instruction where a model reads one.
+/// The text before each document: the query, with the instruction if the model uses one.
 fn head(judge: Judge, query: String, instruction: &str) -> Result<Arc<str>, Failure> {
     let bytes = query.len() + instruction.len();
     if bytes > HEAD_MAX_BYTES {
@@ -118,7 +119,7 @@ fn head(judge: Judge, query: String, instruction: &str) -> Result<Arc<str>, Fail
     })
 }
 
-/// The best documents, each with the tokens of its prompt.
+/// The `top_n` best documents; each comes with the number of tokens of its prompt.
 fn ranked(all: Vec<(Rank, u32)>, top_n: Option<u32>) -> Ranked {
     let tokens = all.iter().map(|(_, tokens)| tokens).sum();
     let mut ranks: Vec<Rank> = all.into_iter().map(|(rank, _)| rank).collect();
@@ -130,12 +131,12 @@ fn ranked(all: Vec<(Rank, u32)>, top_n: Option<u32>) -> Ranked {
 }
 
 impl Service {
-    /// Judges documents. Dropping the future cancels what is not done.
+    /// Scores documents. Dropping the future cancels the remaining work.
     ///
     /// # Errors
     /// UNIMPLEMENTED for a model that is no reranker, INVALID_ARGUMENT for an empty query,
-    /// too many documents and one that is too long; RESOURCE_EXHAUSTED above a limit of its
-    /// peer; those of the engine.
+    /// too many documents and one that is too long; RESOURCE_EXHAUSTED above a limit of the client;
+    /// errors of the engine.
     pub async fn rerank(
         &self,
         wanted: Documents,
@@ -209,7 +210,7 @@ impl Service {
         Ok(ranked(all, top_n))
     }
 
-    /// The ids of a prompt.
+    /// The token ids of a document's prompt.
     async fn judged(
         &self,
         model: &Arc<LoadedModel>,
@@ -296,13 +297,13 @@ impl Service {
 /// How a reranker's scores are computed.
 #[derive(Debug, Clone, Copy)]
 enum Judge {
-    /// By what it says next.
+    /// By the probability of "yes" against "no" as the next token.
     Answers(Answers),
-    /// By the output of its one class.
+    /// By the output of the classification head's only class.
     Class,
 }
 
-/// How a model judges, if it is a reranker that is known.
+/// How a model scores documents; an error if it is not a known reranker.
 fn judge(model: &LoadedModel) -> Result<Judge, Failure> {
     if model.model().purpose() != Purpose::Ranking {
         return answers(model).map(Judge::Answers);
@@ -319,7 +320,7 @@ fn judge(model: &LoadedModel) -> Result<Judge, Failure> {
     }
 }
 
-/// What a model answers with, if it is a reranker that is known.
+/// The ids of a decoder's "yes" and "no" tokens; an error if it is not a known reranker.
 fn answers(model: &LoadedModel) -> Result<Answers, Failure> {
     let (info, hparams) = (model.model().info(), model.model().hparams());
     let named = |name: &String| name.to_ascii_lowercase().contains("rerank");
@@ -342,7 +343,7 @@ fn answers(model: &LoadedModel) -> Result<Answers, Failure> {
     }
 }
 
-/// The token that is a whole text.
+/// The single token that a text is encoded to, if it is one.
 fn single(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
     match tokenizer.encode(text, false, false).ok()?.as_slice() {
         [only] => Some(*only),

@@ -1,4 +1,4 @@
-//! Who may do what: roles by the user and the groups of the process at the other end of the socket.
+//! Roles of clients, by the user and groups of the process at the other end of the socket.
 //!
 //! ```text
 //! use       generate, tokenize, score; look at models, cache and status
@@ -6,9 +6,9 @@
 //! admin     and change budget and policy, and have the settings read anew
 //! ```
 //!
-//! A role includes those above it in this table. Where nothing is configured for a role, those have
-//! it who have the one above it; where nothing is configured at all, everyone who may connect has
-//! all. Root and the daemon's own user have all roles: they could end the daemon as well.
+//! A role includes those above it in this table. If nothing is configured for a role, everyone with
+//! the role above it in the table has it; if nothing is configured at all, everyone who may connect
+//! has all roles. Root and the daemon's own user have all roles: they could end the daemon as well.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::CString;
@@ -20,22 +20,22 @@ use nix::unistd::{Gid, Group, Uid, User, geteuid, getgrouplist};
 
 use crate::arrival::Caller;
 
-/// Maximum number of entries of a list.
+/// Maximum number of users and groups in a role's list.
 const ENTRIES_MAX: usize = 256;
-/// How long a user's groups are remembered. They come from the system's
-/// directory, which may be far away.
+/// How long a user's groups are cached. They come from the system's directory, which may be on
+/// another machine.
 const GROUPS_KEPT: Duration = Duration::from_secs(60);
-/// Users whose groups are remembered.
+/// Maximum number of users whose groups are cached.
 const GROUPS_MAX: usize = 1024;
 
-/// What a call needs.
+/// The role that a call requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Uses models that are loaded.
+    /// May use loaded models.
     Use,
-    /// Loads, unloads and steers what is resident.
+    /// May load and unload models, and control what is resident.
     Manage,
-    /// Changes budget, policy and settings.
+    /// May change the budget, the policy and the settings.
     Admin,
 }
 
@@ -55,21 +55,21 @@ pub enum Who {
     /// Everyone who may connect.
     #[default]
     Everyone,
-    /// These users, and the members of these groups.
+    /// These users, and the members of these groups, have the role.
     Listed {
-        /// Numbers of users.
+        /// User ids in the list.
         users: BTreeSet<u32>,
-        /// Numbers of groups.
+        /// Group ids in the list.
         groups: BTreeSet<u32>,
     },
 }
 
 impl Who {
-    /// Reads a list of users and `@groups`, by name or number; `*` is everyone, an empty list
-    /// nobody.
+    /// Reads a list of users and `@groups`, by name or number; `*` means everyone, an empty list no
+    /// user.
     ///
     /// # Errors
-    /// A message that names what is unknown.
+    /// A message that names the unknown user or group.
     pub fn parse(entries: &[String]) -> Result<Self, String> {
         if entries.len() > ENTRIES_MAX {
             return Err(format!(
@@ -171,10 +171,10 @@ impl Roles {
     }
 }
 
-/// Users' groups, and when they were looked up.
+/// For each user the groups, and when they were looked up.
 type KnownGroups = HashMap<u32, (Instant, Arc<[u32]>)>;
 
-/// The roles of clients.
+/// Determines the roles of clients, with a cache of users' groups.
 #[derive(Debug)]
 pub struct RoleBook {
     roles: Roles,
@@ -190,8 +190,7 @@ impl RoleBook {
         }
     }
 
-    /// The highest role of a caller, if any. Where groups count, looks them up on a blocking
-    /// thread.
+    /// The highest role of a user, if any. Looks groups up on a blocking thread if they matter.
     pub async fn highest(&self, uid: u32, gid: u32) -> Option<Role> {
         if !self.roles.need_groups() {
             return self.roles.highest(uid, &[]);
@@ -200,7 +199,7 @@ impl RoleBook {
         self.roles.highest(uid, &self.groups(caller).await)
     }
 
-    /// The groups of a caller, which are looked up on a blocking thread.
+    /// The groups of a client's user, looked up on a blocking thread.
     pub(crate) async fn groups(&self, caller: Caller) -> Arc<[u32]> {
         let Caller { uid, gid, .. } = caller;
         let kept = |groups: &KnownGroups| {
@@ -230,7 +229,7 @@ impl RoleBook {
     }
 }
 
-/// The groups that the system's directory knows of a user.
+/// The groups of a user, according to the system's directory.
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let name = match User::from_uid(Uid::from_raw(uid)) {
         Ok(Some(user)) => user.name,

@@ -1,21 +1,20 @@
-//! The parameters of samplers beside the first ones, with their ranges: a line of
-//! [`SamplerFields`] each.
+//! Parameters of the further samplers, with their ranges: one line of [`SamplerFields`] each.
 
 use std::fmt::Display;
 
 use rocmforge_engine::api::{Mirostat, MirostatVersion, SamplerKind, SamplingParams};
 
-/// Maximum number of samplers of an order.
+/// Maximum number of samplers in an order.
 pub const ORDER_MAX: usize = 16;
-/// Maximum number of sequences that end a repetition.
+/// Maximum number of DRY's sequence breakers.
 pub const BREAKERS_MAX: usize = 32;
-/// Longest of them in bytes.
+/// Maximum length of a DRY sequence breaker in bytes.
 pub const BREAKER_MAX_BYTES: usize = 40;
 
-/// Takes a field with what is wrong with it.
+/// Callback that takes a field and what is wrong with it.
 type Wrong<'a> = &'a mut dyn FnMut(&str, String);
 
-/// A number for which `fine` holds, if it was given.
+/// Checks an optional number with `fine`; reports the field and its range if it fails.
 fn in_range<T: Copy + Into<f64> + Display>(
     field: &str,
     value: Option<T>,
@@ -33,8 +32,8 @@ fn in_range<T: Copy + Into<f64> + Display>(
     is_fine.then_some(x)
 }
 
-/// Declares numbers of samplers: how requests call them, which values they may have, and where
-/// they go. A whole number is an `i32`.
+/// Declares numeric sampler fields: name in requests, allowed values, and where they are stored. A
+/// whole number is an `i32`.
 macro_rules! sampler_fields {
     (
         $(
@@ -44,17 +43,16 @@ macro_rules! sampler_fields {
             |$params:ident, $x:ident| $set:expr;
         )+
     ) => {
-        /// What a request says of samplers; what is absent has its default.
+        /// A request's sampler fields; absent ones take their defaults.
         #[derive(Debug, Clone, Default)]
         pub struct SamplerFields {
             $($(#[doc = $doc])+ pub $field: Option<$type>,)+
             /// Version of Mirostat: 1, 2, or 0 for off.
             pub mirostat: Option<i32>,
-            /// Texts that end a repetition: at most [`BREAKERS_MAX`], of 1 to
+            /// Texts that end a repetition for DRY: at most [`BREAKERS_MAX`], of 1 to
             /// [`BREAKER_MAX_BYTES`] bytes.
             pub dry_sequence_breakers: Option<Vec<String>>,
-            /// The samplers in their order by name, at most [`ORDER_MAX`]; those that are
-            /// missing are off.
+            /// Names of the samplers in their order, at most [`ORDER_MAX`]; those missing are off.
             pub samplers: Option<Vec<String>>,
         }
 
@@ -77,7 +75,8 @@ sampler_fields! {
     /// Typical sampling: above 0, at most 1, which keeps all.
     typical_p: f32, "above 0 and at most 1, where 1 keeps all" if |x| x > 0.0 && x <= 1.0,
         |p, x| p.typical_p = x;
-    /// Standard deviations below the largest logit that are kept: at least 0, which keeps all.
+    /// Top-n-sigma: standard deviations below the largest logit that are kept: at least 0, where 0
+    /// keeps all.
     top_n_sigma: f32, "finite and at least 0, where 0 keeps all" if |x| x >= 0.0,
         |p, x| p.top_n_sigma = x;
     /// Probability that XTC is applied to a token: from 0 to 1.
@@ -94,7 +93,7 @@ sampler_fields! {
         |p, x| p.dynatemp.exponent = x;
     /// Least number of tokens that samplers leave: at least 0.
     min_keep: i32, "at least 0" if |n| n >= 0.0, |p, n| p.min_keep = n.cast_unsigned();
-    /// Multiplier of the DRY penalty: at least 0, which is off.
+    /// Multiplier of the DRY penalty: at least 0, where 0 switches DRY off.
     dry_multiplier: f32, "finite and at least 0, where 0 is off" if |x| x >= 0.0,
         |p, x| p.dry.multiplier = x;
     /// Base of the DRY penalty, which grows with each repeated token: at least 1.
@@ -102,10 +101,11 @@ sampler_fields! {
     /// Length from which DRY penalizes a repetition, in tokens: at least 1.
     dry_allowed_length: i32, "at least 1" if |n| n >= 1.0,
         |p, n| p.dry.allowed_length = n.cast_unsigned();
-    /// Recent tokens in which DRY looks for repetitions: at least 0, or -1 for the whole context.
+    /// Number of recent tokens in which DRY looks for repetitions: at least 0, or -1 for the whole
+    /// context.
     dry_penalty_last_n: i32, "at least 0, where 0 is off, or -1 for the whole context"
         if |n| n >= -1.0, |p, n| p.dry.last_n = u32::try_from(n).unwrap_or(u32::MAX);
-    /// The surprise that Mirostat holds, in bits; at least 0.
+    /// Target surprise of Mirostat, in bits: at least 0.
     mirostat_tau: f32, "finite and at least 0" if |x| x >= 0.0,
         |p, x| p.mirostat = p.mirostat.map(|held| Mirostat { tau: x, ..held });
     /// Rate at which Mirostat adapts its bound, from 0 to 1.
@@ -113,7 +113,7 @@ sampler_fields! {
         |p, x| p.mirostat = p.mirostat.map(|held| Mirostat { eta: x, ..held });
 }
 
-/// Mirostat of a version whose other parameters are not given.
+/// Mirostat of a version, with default parameters.
 pub fn mirostat(version: MirostatVersion) -> Mirostat {
     Mirostat {
         version,
@@ -123,7 +123,7 @@ pub fn mirostat(version: MirostatVersion) -> Mirostat {
 }
 
 impl SamplerFields {
-    /// Checks them, and sets what they say.
+    /// Checks the fields, and stores their values in `params`.
     pub(crate) fn set(self, params: &mut SamplingParams, wrong: Wrong<'_>) {
         let version = match self.mirostat {
             None | Some(0) => None,
@@ -164,7 +164,7 @@ fn check_breakers(breakers: &[String], wrong: Wrong<'_>) {
     }
 }
 
-/// The samplers of these names.
+/// The samplers with these names.
 fn order(names: &[String]) -> Result<Vec<SamplerKind>, String> {
     if names.len() > ORDER_MAX {
         return Err(format!("{} samplers; at most {ORDER_MAX}", names.len()));
@@ -188,7 +188,7 @@ fn order(names: &[String]) -> Result<Vec<SamplerKind>, String> {
     Ok(order)
 }
 
-/// The sampler of a name, in the spellings that llama.cpp takes.
+/// The sampler with this name, in any of the spellings that llama.cpp accepts.
 fn kind(name: &str) -> Option<SamplerKind> {
     let name = name.replace('-', "_");
     let name = match &*name {
@@ -200,8 +200,8 @@ fn kind(name: &str) -> Option<SamplerKind> {
     kinds.find(|kind| kind.name() == name)
 }
 
-/// The names of an order in its short form, a letter each. A letter of no sampler stays, and is
-/// refused as a name.
+/// The names for an order in short form, one letter each. An unknown letter stays, and is rejected
+/// as a name.
 pub fn names_of_letters(letters: &str) -> Vec<String> {
     let name = |letter: char| {
         let mut kinds = SamplerKind::ALL.into_iter();

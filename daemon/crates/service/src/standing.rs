@@ -7,8 +7,8 @@
 //! | another file was renamed to it, or a link leads elsewhere | `Replaced` |
 //! | deleted, or renamed | `Gone` |
 //!
-//! Only paths of local file systems are looked at, which does not wait for anybody. What a server
-//! or another process answers for is judged by what reads of it found.
+//! Only paths of local file systems are checked, which never hangs. Files on network file systems
+//! are judged by the results of reads.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -28,14 +28,14 @@ pub(crate) enum Standing {
     Gone,
 }
 
-/// The path by which the first part is looked at: the one that was asked for, which may lead
-/// elsewhere by now, unless it depends on the model directories.
+/// The path at which the first part is checked: the one in the request, which may lead elsewhere by
+/// now, unless it is relative to the model directories.
 fn first<'a>(asked: &'a Path, real: &'a Path) -> &'a Path {
     if asked.is_absolute() { asked } else { real }
 }
 
-/// Whether nothing happened to the file, by one look at each part. Where it is false
-/// [`standing`] tells what happened, if anything did.
+/// Whether the file is unchanged, by a quick check of each part. If not, [`standing`] says what
+/// happened.
 pub(crate) fn looks_same(asked: &Path, file: &MappedFile) -> bool {
     if file.has_changed() {
         return false;
@@ -49,7 +49,7 @@ pub(crate) fn looks_same(asked: &Path, file: &MappedFile) -> bool {
     })
 }
 
-/// Whether the file's path leads nowhere, by one look; what is open can be read still.
+/// Whether the file's path leads nowhere, by a quick check; the open file can still be read.
 pub(crate) fn is_gone(asked: &Path, file: &MappedFile) -> bool {
     if file.is_far() {
         return false;
@@ -65,7 +65,7 @@ fn is_not_found(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// Compares the open file with what is at its path now. Blocks: content may be read.
+/// Compares the open file with what is at its path now. Blocks, since content may be read.
 pub(crate) fn standing(asked: &Path, file: &MappedFile) -> Standing {
     if file.is_far() {
         return match file.has_changed() {

@@ -1,7 +1,6 @@
-//! Files that keep something for the next daemon: read up to a bound, and replaced as a whole.
+//! Files that keep state over restarts: read up to a maximum size, and replaced atomically.
 //!
-//! *Invariant:* whoever reads such a file finds the old content or the new one, whenever its writer
-//! was killed.
+//! *Invariant:* a reader finds the old content or the new one, whenever the writer is killed.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -9,10 +8,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What a file has; `None` where there is none. Blocks.
+/// The content of a file; `None` if it does not exist. Blocks.
 ///
 /// # Errors
-/// Those of the file system, and a file of more than `max_bytes`.
+/// An error of the file system, or the file has more than `max_bytes`.
 pub(crate) fn read(path: &Path, max_bytes: u64) -> io::Result<Option<Vec<u8>>> {
     let file = match OpenOptions::new()
         .read(true)
@@ -32,10 +31,10 @@ pub(crate) fn read(path: &Path, max_bytes: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Replaces a file, which only its owner may read. Blocks.
+/// Replaces a file atomically; only its owner may read it. Blocks.
 ///
 /// # Errors
-/// Those of the file system; the old content stays.
+/// An error of the file system; the old content stays.
 pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let beside = beside(path, ".new");
     let mut file = OpenOptions::new()
@@ -49,7 +48,7 @@ pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(&beside, path)
 }
 
-/// The path with something behind it.
+/// The path with `suffix` appended to its file name.
 pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut beside = OsString::from(path);
     beside.push(suffix);

@@ -1,12 +1,12 @@
-//! A sum of bytes with a bound, and a share of it for each user.
+//! A bounded sum of bytes, of which each user may have a share.
 //!
-//! *Invariant:* what a [`Held`] counts is taken off when it is dropped; the sum never passes its
-//! bound but by [`Held::add`], which counts what is there already (tests below).
+//! *Invariant:* the bytes of a [`Held`] are subtracted when it is dropped; the sum exceeds its
+//! bound only by [`Held::add`], which counts memory that exists already (tests below).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The sum.
+/// A bounded sum of bytes.
 #[derive(Debug)]
 pub struct Sum {
     max: u64,
@@ -28,7 +28,7 @@ impl Sum {
         })
     }
 
-    /// A part of the sum for a user, 0 at first.
+    /// A part of the sum for a user, initially 0 bytes.
     pub fn hold(self: &Arc<Self>, uid: u32) -> Held {
         Held {
             sum: Arc::clone(self),
@@ -37,7 +37,7 @@ impl Sum {
         }
     }
 
-    /// Whether this user can have no more.
+    /// Whether this user can add no more bytes.
     pub fn is_full(&self, uid: u32) -> bool {
         let counts = self.lock();
         counts.all >= self.max || counts.of(uid) >= self.share()
@@ -59,7 +59,7 @@ impl Counts {
     }
 }
 
-/// A part of the sum.
+/// A user's part of the sum; subtracted when it is dropped.
 #[derive(Debug)]
 pub struct Held {
     sum: Arc<Sum>,
@@ -68,7 +68,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Takes more, if the bound and the user's share allow it.
+    /// Adds bytes, if the bound and the user's share allow it. Returns whether they do.
     pub fn grow(&mut self, bytes: u64) -> bool {
         // Looked at and taken under one lock, or two that come together would take the same rest.
         let mut counts = self.sum.lock();
@@ -82,7 +82,7 @@ impl Held {
         true
     }
 
-    /// Takes more, whatever the bound.
+    /// Adds bytes regardless of the bound.
     pub fn add(&mut self, bytes: u64) {
         let mut counts = self.sum.lock();
         counts.all += bytes;
@@ -90,7 +90,7 @@ impl Held {
         self.bytes += bytes;
     }
 
-    /// Gives some back.
+    /// Subtracts some bytes.
     pub fn sub(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         let mut counts = self.sum.lock();
@@ -106,7 +106,7 @@ impl Held {
 }
 
 impl Held {
-    /// Gives all of it back.
+    /// Subtracts all bytes of this part.
     pub fn clear(&mut self) {
         if self.bytes > 0 {
             self.sub(self.bytes);

@@ -1,10 +1,10 @@
-//! Tokenizing and rendering, off the async workers and bounded in number.
+//! Tokenizes and renders texts off the async threads, with bounded concurrency.
 //!
-//! Short texts, long ones and grammars wait in separate lanes, so that a chat message never stands
+//! Short texts, long ones and grammars wait in separate lanes, so that a chat message never waits
 //! behind an eight-megabyte prompt or a grammar that takes minutes. Each lane runs a few at a time
-//! and lets a named number wait; more are refused with RESOURCE_EXHAUSTED. Clients take turns in
-//! each, and one leaves a place to others ([`crate::lane`]): where one client's templates take
-//! seconds, they hold up its own texts alone.
+//! and has a bounded queue; more are rejected with RESOURCE_EXHAUSTED. Clients take turns in each,
+//! and one client cannot take all places ([`crate::lane`]): slow templates of one client only hold
+//! up its own texts.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::peer::Peer;
 
 /// Texts up to this many bytes are short: a few milliseconds of work.
 const SHORT_MAX_BYTES: usize = 64 << 10;
-/// Short texts that are worked on at once, all but one of one client.
+/// Number of short texts that are processed at once; one client may have all but one of them.
 pub const SHORT_AT_ONCE: usize = 4;
-/// Short texts that may wait; a client that sends more is not waiting for answers.
+/// Maximum number of waiting short texts.
 const SHORT_WAITING_MAX: usize = 1024;
-/// Long texts that are worked on at once, all but one of one client.
+/// Number of long texts that are processed at once; one client may have all but one of them.
 pub const LONG_AT_ONCE: usize = 3;
-/// Chats that are rendered at once: each has a text's place, and none waits for another one here.
+/// Number of chats that are rendered at once: each has a text's place, so none waits here.
 pub const RENDERED_AT_ONCE: usize = SHORT_AT_ONCE + LONG_AT_ONCE;
 /// Maximum number of grammars that are compiled at once, all but one of them for one client. A few
 /// grammars take long without a bound, so they have places of their own: requests without a grammar
 /// never wait for one.
 pub const GRAMMARS_AT_ONCE: usize = 3;
-/// Grammars that may wait.
+/// Maximum number of waiting grammars.
 const GRAMMARS_WAITING_MAX: usize = 256;
-/// Long texts that may wait: at the largest message size, half a gigabyte.
+/// Maximum number of waiting long texts: at the largest message size, half a gigabyte.
 const LONG_WAITING_MAX: usize = 32;
 
-/// Flag by which work learns that its caller is gone.
+/// Flag that tells running work that its caller is gone.
 #[derive(Debug, Clone, Default)]
 pub struct Unwanted(Arc<AtomicBool>);
 
@@ -56,7 +56,7 @@ impl Drop for DropGuard {
     }
 }
 
-/// The lanes.
+/// The lanes for short texts, long texts and grammars.
 #[derive(Debug)]
 pub struct TextWork {
     short: Arc<Lane>,
@@ -67,11 +67,11 @@ pub struct TextWork {
 /// Messages about work of a lane that cannot be done.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneWords {
-    /// No more may wait.
+    /// The lane's queue is full.
     pub(crate) full: &'static str,
     /// Delay after which the request may be sent again, as the message says.
     pub(crate) retry: Duration,
-    /// The work panicked.
+    /// The work panicked (a bug).
     pub(crate) panicked: &'static str,
 }
 
@@ -97,13 +97,14 @@ impl Default for TextWork {
 }
 
 impl TextWork {
-    /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future
-    /// while it waits takes it out of the lane. Once begun, work keeps its place until it ends; it
-    /// is told that the future was dropped, so that what may take long (a template) ends then. What
-    /// does not ask takes time in proportion to its text.
+    /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while
+    /// it waits takes it out of the lane. Once begun, work keeps its place until it ends;
+    /// [`Unwanted`] tells it that the future was dropped, so that long work (a template) can end.
+    /// Work that does not check it takes time in proportion to its text.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED where too many texts wait, INTERNAL for a panic, and those of `work`.
+    /// RESOURCE_EXHAUSTED if too many texts wait, INTERNAL for a panic, and those of
+    /// `work`.
     pub async fn run<T: Send + 'static>(
         &self,
         peer: Peer,
@@ -130,10 +131,11 @@ impl TextWork {
         Self::run_in(&self.grammars, (peer, GRAMMARS), |_: &_| work()).await
     }
 
-    /// Runs work on a blocking thread, once it has a place in a lane; `words` are said where it
-    /// cannot be done.
+    /// Runs work on a blocking thread once it has a place in a lane; `words` are the error messages
+    /// if it cannot run.
     ///
     /// # Errors
+    ///
     /// As [`TextWork::run`].
     pub(crate) async fn run_in<T: Send + 'static>(
         lane: &Arc<Lane>,
@@ -149,11 +151,11 @@ impl TextWork {
     }
 }
 
-/// What work gives, whatever its type.
+/// The result of work, with its type erased.
 type Given = Box<dyn Any + Send>;
 
-/// As [`TextWork::run_in`], for work of any type: there are dozens of them, and each would have the
-/// code of a task of its own.
+/// As [`TextWork::run_in`], with the type of the work erased: there are dozens of types, and each
+/// would have its own copy of a task's code.
 async fn run_boxed(
     lane: &Arc<Lane>,
     (peer, words): (Peer, LaneWords),

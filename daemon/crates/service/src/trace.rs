@@ -1,4 +1,4 @@
-//! Traces of requests: what each took, as OpenTelemetry has it, and whose trace it belongs to.
+//! Trace spans of requests for OpenTelemetry, with the trace that each belongs to.
 //!
 //! ```text
 //! both skins -> Arrival (the caller's traceparent) -> RequestLog (ends with the request) -> Span
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! *Invariants:* a span holds nothing of prompts, messages or answers (test
-//! `a_collector_gets_a_span_of_each_request_with_its_parts`); nobody waits for it (`try_send`):
-//! where the follower is behind by [`WAITING_MAX`] spans, further ones are dropped and counted.
+//! `a_collector_gets_a_span_of_each_request_with_its_parts`); sending never waits (`try_send`): if
+//! the exporter is behind by [`WAITING_MAX`] spans, further ones are dropped and counted.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,19 +18,19 @@ use tokio::sync::mpsc;
 /// Maximum number of spans that wait for the exporter.
 pub const WAITING_MAX: usize = 1024;
 
-/// The span of the caller that a request is part of.
+/// The client's span that a request is part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parent {
-    /// The trace.
+    /// Id of the trace.
     pub trace: u128,
-    /// The caller's span.
+    /// Id of the client's span.
     pub span: u64,
-    /// Whether the caller records it.
+    /// Whether the client records the trace.
     pub sampled: bool,
 }
 
 impl Parent {
-    /// Reads `traceparent` (W3C Trace Context). Anything that is not of its form counts as absent.
+    /// Parses a `traceparent` header (W3C Trace Context). An invalid one counts as absent.
     pub fn read(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let version = hex(parts.next()?, 2)?;
@@ -46,7 +46,7 @@ impl Parent {
     }
 }
 
-/// So many lower-case digits.
+/// Parses a string of exactly `digits` lower-case hexadecimal digits.
 fn hex(text: &str, digits: usize) -> Option<u128> {
     let fits = |b: &u8| b.is_ascii_digit() || (b'a'..=b'f').contains(b);
     if text.len() != digits || !text.as_bytes().iter().all(fits) {
@@ -55,7 +55,7 @@ fn hex(text: &str, digits: usize) -> Option<u128> {
     u128::from_str_radix(text, 16).ok()
 }
 
-/// What an attribute says.
+/// The value of a span's attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// A text.
@@ -64,40 +64,40 @@ pub enum Value {
     Number(u64),
 }
 
-/// A part of a request.
+/// A phase of a request, for a child span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Phase {
     /// Name of the phase.
     pub name: &'static str,
-    /// From the request's arrival to its beginning.
+    /// Time from the request's arrival to the phase's beginning.
     pub from: Duration,
-    /// From the request's arrival to its end.
+    /// Time from the request's arrival to the phase's end.
     pub to: Duration,
 }
 
-/// One request, after its end.
+/// The span of one request after its end.
 #[derive(Debug, Clone)]
 pub struct Span {
     /// Parent span, if the client sent one.
     pub parent: Option<Parent>,
-    /// The route or the RPC.
+    /// The HTTP route or the RPC.
     pub name: &'static str,
     /// Arrival of the request.
     pub start: SystemTime,
-    /// Until its end.
+    /// Time from the request's arrival to its end.
     pub took: Duration,
-    /// The request's parts, in their order.
+    /// The request's phases, in their order.
     pub phases: Vec<Phase>,
     /// Attributes of the request, with OpenTelemetry's names where it has them.
     pub attributes: Vec<(&'static str, Value)>,
-    /// The code that it ended with, unless it went well.
+    /// The error code of the request; `None` if it succeeded.
     pub error: Option<&'static str>,
 }
 
 static FOLLOWER: OnceLock<mpsc::Sender<Span>> = OnceLock::new();
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Begins to record spans. `None` if they are recorded already.
+/// Starts to record spans, and returns their receiver. `None` if they are recorded already.
 pub fn follow() -> Option<mpsc::Receiver<Span>> {
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     FOLLOWER.set(sender).ok().map(|()| receiver)

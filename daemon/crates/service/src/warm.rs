@@ -1,16 +1,17 @@
-//! Restart warm: what was resident and asked for comes back after a restart, in the background.
+//! Warm restart: segments that were resident and in use are uploaded again after a restart, in the
+//! background.
 //!
 //! ```text
 //! start --serves--> note read --> opened, last used last --> uploaded, last used first --> kept
 //!                       '--------------- stop: noted with what is still coming --------------'
 //! ```
 //!
-//! Declared and remembered models come by their own ways: what comes here is what of them was
-//! resident. A model that a request had opened by its file's name is opened again, if its file is
-//! the same. Segments are uploaded into free room alone ([`PreloadRoom::Free`]), behind requests.
+//! Declared and remembered models are loaded elsewhere; this module uploads what was resident of
+//! them. A model that a request had opened by its file's name is opened again, if its file is the
+//! same. Segments are uploaded into free memory only ([`PreloadRoom::Free`]), behind requests.
 //!
-//! *Invariants:* a request that comes meanwhile joins the load under way ([`crate::flights`]).
-//! Bringing back counts as no use of a model: how long it was unused goes on from the note (test
+//! *Invariants:* a request that arrives meanwhile joins the load under way ([`crate::flights`]). A
+//! warm restart does not count as a use of a model: its idle time continues from the note (test
 //! `what_comes_back_is_as_long_unused_as_it_was`). The lock is held to look at the state or to
 //! write the file, on a blocking thread.
 
@@ -32,12 +33,12 @@ use crate::origins::{Loaded, Origin};
 use crate::state_file;
 use crate::warm_note::{NOTE_MAX_BYTES, Note, Noted, runs};
 
-/// How often it is looked whether the note is to be written.
+/// Interval of checks whether the note has to be written.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Why a model does not come back whose file was written since.
+/// Log message for a model that is not loaded again because its file has changed.
 const OTHER_FILE: &str = "its file is another now";
 
-/// The note of this daemon.
+/// The state of this daemon's note.
 #[derive(Debug)]
 struct Ledger {
     path: PathBuf,
@@ -46,27 +47,27 @@ struct Ledger {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The note that was written last, with the time.
+    /// The note that was written last, and when.
     written: Option<(Instant, Note)>,
-    /// Models of the last daemon's note that are not back yet.
+    /// Models of the previous daemon's note that are not loaded again yet.
     coming: Vec<Noted>,
-    /// The last note of this daemon is written.
+    /// Whether the last note of this daemon has been written.
     is_ended: bool,
-    /// The last write failed, and the log says so.
+    /// Whether the last write failed, which has been logged.
     is_failing: bool,
 }
 
-/// The note of a service, if it keeps one.
+/// The state of the note, if the daemon keeps one.
 #[derive(Debug, Default)]
 pub(crate) struct Warmth(OnceLock<Arc<Ledger>>);
 
-/// A model that is there again.
+/// A model that is loaded again.
 struct Back {
     model: Weak<LoadedModel>,
     noted: Noted,
 }
 
-/// What came back.
+/// Counts of models and bytes that were loaded again.
 #[derive(Debug, Default)]
 struct Came {
     models: usize,
@@ -78,8 +79,8 @@ impl Ledger {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the note that is there, and counts the try. `None` where there is none that can be
-    /// used; the log says why. Blocks.
+    /// Reads the note and counts the attempt in it. `None` if there is no usable note; the log says
+    /// why. Blocks.
     fn take(&self) -> Option<Note> {
         let path = self.path.display();
         let bytes = match state_file::read(&self.path, NOTE_MAX_BYTES) {
@@ -104,7 +105,7 @@ impl Ledger {
         Some(note)
     }
 
-    /// Writes a note if it is due; the `last` one of a daemon in any case. Blocks.
+    /// Writes a note if it is due; the `last` one of a daemon always. Blocks.
     fn write(&self, note: Note, now: Instant, last: bool) {
         let mut state = self.state();
         if state.is_ended || !last && !note.is_due(state.written.as_ref(), now) {
@@ -123,7 +124,7 @@ impl Ledger {
         state.is_ended = last;
     }
 
-    /// A model is back, or cannot be.
+    /// Records that a model is loaded again, or cannot be.
     fn came(&self, name: &str) {
         self.state().coming.retain(|model| model.name != name);
     }
@@ -133,7 +134,7 @@ fn replace(path: &Path, note: &Note) -> io::Result<()> {
     state_file::replace(path, &note.text()?)
 }
 
-/// The size of a file, and when it or a part of it was last written, as listings have it.
+/// Size of a file, and the last modification time of it or its parts, as in listings.
 fn identity(file: &MappedFile) -> (u64, i64) {
     let written = file.identities().map(|(_, part)| part.mtime_ns / 1_000_000);
     let last = written.max().unwrap_or(0);
@@ -141,7 +142,8 @@ fn identity(file: &MappedFile) -> (u64, i64) {
 }
 
 impl Service {
-    /// Brings back what the note at `path` says, then keeps the note until the daemon drains.
+    /// Loads the models of the note at `path` again, then keeps the note up to date until the
+    /// daemon drains.
     pub async fn keep_warm(service: Weak<Self>, path: PathBuf) {
         let ledger = Arc::new(Ledger {
             path,
@@ -193,8 +195,8 @@ impl Service {
         }
     }
 
-    /// Notes what is resident before a daemon drains, for the next one. The task ends when that is
-    /// written; there is none where no note is kept, or the last one is not read yet.
+    /// Writes the final note before the daemon drains. Returns the task that does; `None` if no
+    /// note is kept, or the previous one was not read yet.
     pub fn note_at_stop(&self) -> Option<JoinHandle<()>> {
         let ledger = Arc::clone(self.warmth.0.get()?);
         let now = Instant::now();
@@ -203,7 +205,8 @@ impl Service {
         Some(tokio::task::spawn_blocking(write))
     }
 
-    /// What is resident of the models that were used, and what of the last note is still coming.
+    /// The note of the resident segments of used models, and of models that are still to be loaded
+    /// again.
     fn warm_note(&self, ledger: &Ledger, now: Instant) -> Note {
         let snapshot = self.engine.snapshot();
         let mut idle: HashMap<&str, Duration> = HashMap::new();
@@ -268,7 +271,8 @@ impl Service {
         })
     }
 
-    /// Opens the models, and uploads what of them was resident and has free room.
+    /// Opens the models again, and uploads the segments that were resident and fit into free
+    /// memory.
     async fn bring_back(self: &Arc<Self>, ledger: &Ledger, models: Vec<Noted>) {
         let begin = Instant::now();
         let (noted, noted_bytes) = (
@@ -315,7 +319,7 @@ impl Service {
         );
     }
 
-    /// The model as it was, opened if it is not there; or why it does not come back.
+    /// Opens a model again if it is not loaded; the error says why it cannot be.
     async fn open_again(self: &Arc<Self>, noted: &Noted) -> Result<Weak<LoadedModel>, String> {
         let (name, arrival) = (&*noted.name, Arrival::now(None));
         // Those that are declared or remembered.
@@ -340,7 +344,7 @@ impl Service {
         Ok(Arc::downgrade(&model))
     }
 
-    /// Opens a file that has the name and the content that it had.
+    /// Opens a file if it still has the noted name and content.
     async fn open_file_again(
         self: &Arc<Self>,
         noted: &Noted,
@@ -367,8 +371,8 @@ impl Service {
         opened.await.map_err(told)
     }
 
-    /// Uploads what of a model was resident and has free room. The bytes that this uploaded, or why
-    /// there are none.
+    /// Uploads the segments of a model that were resident and fit into free memory. Returns the
+    /// uploaded bytes; the error says why there are none.
     async fn upload_again(&self, back: &Back) -> Result<u64, String> {
         let name = &*back.noted.name;
         let segments = back.noted.segments();
@@ -396,7 +400,7 @@ impl Service {
     }
 }
 
-/// A failure for the log.
+/// The text of a failure for the log.
 fn told(failure: Failure) -> String {
     failure.message().to_owned()
 }

@@ -1,4 +1,5 @@
-//! The note of what was resident and asked for, which the next daemon brings back.
+//! The note of resident segments and recently used models, from which the next daemon restarts
+//! warm.
 //!
 //! ```json
 //! {"version": 1, "tries": 0, "models": [{"name": "a", "path": "/models/a.gguf",
@@ -7,12 +8,11 @@
 //! ```
 //!
 //! The model that was used last comes first. A model has a `path` if a request opened it by its
-//! file's name: every other model comes by its declaration, or because it is remembered. `resident`
-//! has the first and the last index of each run of segments. `tries` counts the starts that began
-//! to bring these models back and did not end it: a model whose upload ends the daemon is not tried
-//! for ever.
+//! file's name: other models are declared or remembered. `resident` has the first and the last
+//! index of each run of segments. `tries` counts the starts that began to load these models and did
+//! not finish: a model whose upload ends the daemon is not tried for ever.
 //!
-//! *Invariant:* nothing here reads the clock or a file. What was read is within all bounds (test
+//! *Invariant:* nothing here reads the clock or a file. A parsed note is within all bounds (test
 //! `a_damaged_or_foreign_note_is_refused_and_unsound_models_are_left_out`).
 
 use std::collections::HashSet;
@@ -25,9 +25,9 @@ use crate::model_files::MODEL_PATH_MAX;
 
 /// The version of the format that is written and read.
 const VERSION: u32 = 1;
-/// Largest note that is read, in bytes.
+/// Maximum size of a note in bytes.
 pub(crate) const NOTE_MAX_BYTES: u64 = 4 << 20;
-/// Maximum number of models of a note: those that were used last.
+/// Maximum number of models in a note: the most recently used ones.
 const MODELS_NOTED_MAX: usize = 64;
 /// Maximum number of runs of segments of all models of a note together.
 const RUNS_MAX: usize = 1 << 16;
@@ -35,14 +35,14 @@ const RUNS_MAX: usize = 1 << 16;
 const SEGMENTS_MAX: u32 = 1 << 20;
 /// Idle time after which a model is not loaded again at the next start.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
-/// How much longer models may have been idle than a note says that is not written again.
+/// Increase of a model's idle time, in seconds, from which on the note is written again.
 const IDLE_STEP_S: u64 = 600;
-/// How often a note is written at most, unless other models were opened or closed.
+/// Minimum time between two writes of a note, unless models were opened or closed.
 const WRITE_EVERY: Duration = Duration::from_secs(60);
-/// Starts that may have failed to bring the models of a note back.
+/// Number of failed attempts to load a note's models after which it is ignored.
 const TRIES_MAX: u32 = 2;
 
-/// A model as it was.
+/// A model in the note.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Noted {
     /// The model's own name.
@@ -50,23 +50,23 @@ pub(crate) struct Noted {
     /// Path of the model's file, if a request opened the model by the file's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) path: Option<String>,
-    /// The size of its file, with all parts.
+    /// Size of the model's file in bytes, with all parts.
     pub(crate) file_bytes: u64,
-    /// When its file, or a part of it, was last written, in milliseconds since 1970.
+    /// Last modification time of the file or its parts, in milliseconds since 1970.
     pub(crate) mtime_unix_ms: i64,
-    /// Seconds since it was used.
+    /// Seconds since the model was last used.
     pub(crate) idle_s: u64,
-    /// Segments of the whole model.
+    /// Number of segments of the model.
     pub(crate) n_segments: u32,
-    /// The first and the last of each run of resident segments.
+    /// First and last index of each run of resident segments.
     pub(crate) resident: Vec<[u32; 2]>,
-    /// The device memory of these.
+    /// Bytes of the resident segments on the device.
     pub(crate) resident_bytes: u64,
 }
 
 impl Noted {
-    /// Since when it is idle, where `now` is when it is brought back: the time without a daemon
-    /// does not count.
+    /// Time of the last use, given that it is loaded again at `now`: the time without a daemon does
+    /// not count.
     pub(crate) fn used_at(&self, now: Instant) -> Instant {
         let idle = Duration::from_secs(self.idle_s);
         now.checked_sub(idle).unwrap_or(now)
@@ -93,7 +93,7 @@ impl Noted {
             && runs_are
     }
 
-    /// Whether a note with `other` need not be written for this.
+    /// Whether `other` differs so little from this note's model that the note need not be written.
     fn is_like(&self, other: &Self) -> bool {
         let (a, b) = (self.idle_s / IDLE_STEP_S, other.idle_s / IDLE_STEP_S);
         let idle_as_other = Self {
@@ -104,7 +104,7 @@ impl Noted {
     }
 }
 
-/// The runs of these ascending indices.
+/// Runs of consecutive numbers among ascending indices, as (first, last).
 pub(crate) fn runs(indices: impl Iterator<Item = u32>) -> Vec<[u32; 2]> {
     let mut runs: Vec<[u32; 2]> = Vec::new();
     for index in indices {
@@ -116,12 +116,12 @@ pub(crate) fn runs(indices: impl Iterator<Item = u32>) -> Vec<[u32; 2]> {
     runs
 }
 
-/// What there was.
+/// The models to load again after a restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Note {
-    /// Starts that began to load the models and did not finish.
+    /// Number of starts that began to load the models and did not finish.
     tries: u32,
-    /// The models, last used first.
+    /// The models, most recently used first.
     models: Vec<Noted>,
 }
 
@@ -132,7 +132,7 @@ struct Content {
     models: Vec<Noted>,
 }
 
-/// Why a note of models to bring back cannot be used.
+/// Why a note cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoteError {
     #[error("the note cannot be read: {0}; it is written again")]
@@ -144,8 +144,8 @@ pub(crate) enum NoteError {
 }
 
 impl Note {
-    /// The note of these models, in whatever order: without those that were not used for long, and
-    /// within the bounds of a note.
+    /// The note of these models, most recently used first, without those idle for too long and
+    /// within the limits of a note.
     pub(crate) fn of(mut models: Vec<Noted>) -> Self {
         models.retain(|model| model.idle_s <= IDLE_MAX.as_secs());
         models.sort_by(|a, b| (a.idle_s, &a.name).cmp(&(b.idle_s, &b.name)));
@@ -158,14 +158,15 @@ impl Note {
         Self { tries: 0, models }
     }
 
-    /// The models, last used first.
+    /// The models, most recently used first.
     pub(crate) fn into_models(self) -> Vec<Noted> {
         self.models
     }
 
-    /// Reads a note. Models that cannot be are left out.
+    /// Parses a note. Invalid models are left out.
     ///
     /// # Errors
+    ///
     /// [`NoteError`].
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NoteError> {
         #[derive(Deserialize)]
@@ -192,7 +193,7 @@ impl Note {
     /// The text of the note.
     ///
     /// # Errors
-    /// None that a note can cause.
+    /// No valid note causes one.
     pub(crate) fn text(&self) -> serde_json::Result<String> {
         let content = Content {
             version: VERSION,
@@ -202,13 +203,13 @@ impl Note {
         serde_json::to_string(&content).map(|text| text + "\n")
     }
 
-    /// The note, tried once more.
+    /// The note with one more try counted.
     pub(crate) fn tried(mut self) -> Self {
         self.tries += 1;
         self
     }
 
-    /// Whether this is to be written in the place of what this daemon wrote last, and when.
+    /// Whether this note has to replace the last `written` one.
     pub(crate) fn is_due(&self, written: Option<&(Instant, Note)>, now: Instant) -> bool {
         let Some((at, before)) = written else {
             // What the last daemon wrote counts a try.

@@ -1,15 +1,15 @@
-//! Why a request took as long as it did: the time of each of the last requests as parts that add up
-//! to the whole, whom it waited for, and what would help.
+//! Explains how long requests took: the time of each recent request as parts that add up to the
+//! whole, which models and clients it waited for, and what would help.
 //!
 //! ```text
 //! RequestLog (one request) --ends--> RecentRequests (a ring) --asked--> Report --> gRPC, HTTP
 //!       engine: RequestTimes --------^ (its TimesSlot)
 //! ```
 //!
-//! A report is made when it is asked for. A client sees its own requests alone; whoever has the
-//! role `admin` sees all, and by whom others were kept waiting.
+//! A report is made when it is asked for. A client sees only its own requests; clients with the
+//! role `admin` see all, and the names of clients that others waited for.
 //!
-//! *Invariants:* at most [`KEPT_MAX`] requests are kept, each with at most the answers of one
+//! *Invariants:* at most [`KEPT_MAX`] requests are kept, each with at most the completions of one
 //! request; the parts of a report add up to its whole time (test
 //! `the_parts_of_a_report_add_up_to_the_whole_time`).
 
@@ -33,17 +33,17 @@ use crate::peer::Peer;
 use crate::refusals;
 use crate::roles::Role;
 
-/// Requests that are kept.
+/// Maximum number of kept requests.
 pub const KEPT_MAX: usize = 256;
 
-/// What a client that the caller may not know is called.
+/// Name shown in place of a client that the caller may not see.
 const ANOTHER: &str = "another client";
 
 /// A request that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) number: u64,
-    /// What the client calls it.
+    /// The client's id of the request.
     pub(crate) id: Option<String>,
     pub(crate) call: &'static str,
     pub(crate) model: String,
@@ -53,26 +53,26 @@ pub(crate) struct Ended {
     pub(crate) handed_over: Option<Instant>,
     pub(crate) ended: Instant,
     pub(crate) code: &'static str,
-    /// The times of its answers in the engine.
+    /// Time accounts of the request's completions in the engine.
     pub(crate) slots: Vec<TimesSlot>,
 }
 
-/// The last requests that have ended.
+/// The most recent requests that have ended.
 #[derive(Debug, Default)]
 pub struct RecentRequests {
     ring: Mutex<VecDeque<Arc<Ended>>>,
     next: AtomicU64,
-    /// Changes behind each that is kept.
+    /// Notified after each request that is kept.
     kept: watch::Sender<()>,
 }
 
 impl RecentRequests {
-    /// The number of a request that begins.
+    /// A new request number.
     pub(crate) fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Keeps one that ended; the oldest makes room.
+    /// Keeps an ended request; drops the oldest if there are too many.
     pub(crate) fn keep(&self, ended: Ended) {
         let ended = Arc::new(ended);
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +91,7 @@ impl RecentRequests {
         seen.cloned().collect()
     }
 
-    /// The number of the last one that a caller may see.
+    /// Number of the latest ended request that a client may see.
     fn last_seen_by(&self, viewer: &Viewer) -> Option<u64> {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let last = ring.iter().rev().find(|ended| viewer.sees(ended));
@@ -117,24 +117,24 @@ impl Viewer {
 /// Requests to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
-    /// The one of this number, or that its client calls so: of several the latest.
+    /// The request with this number or client's id; the latest if there are several.
     Named(String),
-    /// The recent request that took longest.
+    /// The kept request that took longest.
     Slowest,
-    /// A number of the latest requests.
+    /// This many of the latest requests.
     Latest(usize),
 }
 
-/// Where the time of a request went.
+/// Time account of a request with advice, as clients see it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// The request's number, by which it can be asked about.
+    /// Number of the request, by which its report can be requested.
     pub number: u64,
     /// The `x-request-id` of the request; empty if it has none.
     pub id: String,
-    /// The RPC or the route.
+    /// The RPC or the HTTP route.
     pub call: String,
-    /// The model.
+    /// Name of the request's model.
     pub model: String,
     /// Client that sent the request.
     pub client: String,
@@ -142,51 +142,51 @@ pub struct Report {
     pub started_unix_ms: u64,
     /// The request's outcome: `Ok`, `Cancelled`, or its error code.
     pub code: String,
-    /// How long it took.
+    /// Duration of the request in milliseconds.
     pub total_ms: f64,
     /// The part that took longest.
     pub cause: String,
-    /// The parts of that time, the longest first.
+    /// The parts of the request's time, the longest first.
     pub parts: Vec<ReportPart>,
-    /// Tokens of its prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: u32,
     /// Prompt tokens whose KV cache was reused from an earlier request.
     pub reused_tokens: u32,
-    /// Tokens that it produced.
+    /// Number of generated tokens.
     pub generated_tokens: u32,
-    /// Tokens a second behind the first one, if there were any.
+    /// Decode rate in tokens per second after the first token, if there were any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
-    /// The longest gap between these, in milliseconds, and what most of it went to.
+    /// The longest gap between two tokens, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_gap_ms: Option<f64>,
-    /// As [`GapCause::name`](rocmforge_engine::api::GapCause::name).
+    /// The cause of the longest gap: a [`GapCause::name`](rocmforge_engine::api::GapCause::name).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_gap_cause: Option<&'static str>,
-    /// The gap that was promised, in milliseconds, and how many were longer.
+    /// The promised gap between tokens, in milliseconds; `None` if none was promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promised_gap_ms: Option<f64>,
-    /// Gaps that were longer than promised.
+    /// Number of gaps that were longer than promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broken_gaps: Option<u32>,
     /// Weights that were uploaded for the request, or computed with by the CPU.
     pub weights: Weights,
-    /// What would help, by the same numbers.
+    /// Sentences that say what would make such a request faster, by measured numbers.
     pub advice: Vec<String>,
     /// Predicted decode rates for the changes that `advice` names.
     pub predictions: Vec<Prediction>,
-    /// Settings that did nothing for it, and changes that would do nothing.
+    /// Settings that had no effect on the request, and changes that would have none.
     pub no_effect: Vec<String>,
 }
 
 /// A part of a request's time.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReportPart {
-    /// The part's name.
+    /// Name of the part, such as `uploads`.
     pub name: &'static str,
     /// Description of the part.
     pub text: &'static str,
-    /// How long it took.
+    /// Duration of the part in milliseconds.
     pub ms: f64,
     /// Models and clients whose passes the request waited for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -207,22 +207,22 @@ pub struct Behind {
 /// Weights that a request needed and that were not on the device.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Weights {
-    /// Bytes that were uploaded.
+    /// Bytes of weights that were uploaded.
     pub uploaded_bytes: u64,
-    /// Uploaded bytes that the system had to read from disk.
+    /// Bytes of uploaded weights that had to be read from disk.
     pub disk_bytes: u64,
-    /// Bytes that the CPU computed with.
+    /// Bytes of weights that the CPU computed with.
     pub cpu_bytes: u64,
     /// Upload rate while the request waited for uploads, in bytes per second; 0 if it did not wait.
     pub link_bytes_per_s: f64,
-    /// Bytes a second of uploads as the device measures them; 0 if it does not.
+    /// Upload rate in bytes per second as the device measures it; 0 if it does not.
     pub link_measured_bytes_per_s: f64,
-    /// The uploaded weights by why they were not resident.
+    /// The uploaded weights by the reason for which they were not resident.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<DisplacedWeights>,
 }
 
-/// Weights that were uploaded, by why they were not resident.
+/// Weights that were uploaded, by the reason for which they were not resident.
 #[derive(Debug, Clone, Serialize)]
 pub struct DisplacedWeights {
     /// Cause of the weights' eviction, or `first_use`.
@@ -233,7 +233,7 @@ pub struct DisplacedWeights {
     pub bytes: u64,
 }
 
-/// What a part of a request's time is, for people.
+/// The description of a part of a request's time in a report.
 pub fn text(part: Part) -> &'static str {
     match part {
         Part::Preparing => "opening the model, rendering the template, tokenizing",
@@ -254,7 +254,7 @@ pub fn text(part: Part) -> &'static str {
 }
 
 impl Service {
-    /// The client that asks, with what it may see.
+    /// The client that asks for reports, and whether it may see all requests.
     pub async fn viewer(&self, arrival: &Arrival) -> Viewer {
         let highest = match arrival.caller {
             Some(caller) => self.roles.highest(caller.uid, caller.gid).await,
@@ -266,23 +266,23 @@ impl Service {
         }
     }
 
-    /// The number of the last request that has ended and that a caller may see; 0 if none has.
+    /// Number of the latest ended request that a client may see; 0 if there is none.
     #[must_use]
     pub fn last_ended(&self, viewer: &Viewer) -> u64 {
         self.recent.last_seen_by(viewer).unwrap_or(0)
     }
 
-    /// Changes whenever a request has ended, once [`last_ended`](Self::last_ended) knows of it. The
-    /// engine ended it earlier, by as long as its client takes to read the rest.
+    /// Notified whenever a request has ended, after [`last_ended`](Self::last_ended) includes it.
+    /// The engine may have ended it earlier, by as long as the client took to read the rest.
     #[must_use]
     pub fn ended_requests(&self) -> watch::Receiver<()> {
         self.recent.kept.subscribe()
     }
 
-    /// Where the time of requests went that have ended; none where none has.
+    /// Reports of ended requests; empty if none has ended.
     ///
     /// # Errors
-    /// NOT_FOUND where the one that is named is not kept, or is not the caller's.
+    /// NOT_FOUND if the named request is not kept, or belongs to another client.
     pub fn why(&self, viewer: &Viewer, which: &Which) -> Result<Vec<Report>, Failure> {
         let seen = self.recent.seen_by(viewer);
         let report = |ended: &Arc<Ended>| self.report(ended, viewer);
@@ -309,7 +309,7 @@ impl Service {
         ended.report(&|number| self.client_seen_by(viewer, number))
     }
 
-    /// What a client is called to a viewer.
+    /// The name of a client as a viewer may see it.
     pub fn client_seen_by(&self, viewer: &Viewer, number: u64) -> String {
         if number == viewer.peer.client() {
             viewer.peer.to_string()
@@ -320,21 +320,20 @@ impl Service {
         }
     }
 
-    /// Whether a caller may see a request of the client with this number: lengths and rates of
-    /// others' texts are theirs.
+    /// Whether a viewer may see a request of the client with this number.
     pub fn is_seen_by(&self, viewer: &Viewer, number: u64) -> bool {
         viewer.is_admin || number == viewer.peer.client()
     }
 }
 
 impl Ended {
-    /// The times of the answer that took longest, once the engine has ended it.
+    /// The time account of the completion that took longest, once the engine has ended it.
     fn engine(&self) -> Option<RequestTimes> {
         let times = self.slots.iter().filter_map(TimesSlot::get);
         times.max_by_key(|times| times.ended)
     }
 
-    /// Of a request whose client went away the engine may have ended later.
+    /// Duration of the request. If its client went away, the engine may have ended it later.
     fn took(&self) -> Duration {
         let ended = self
             .engine()
@@ -342,7 +341,7 @@ impl Ended {
         ended.saturating_duration_since(self.at)
     }
 
-    /// The parts of its time.
+    /// The parts of the request's time, given the engine's account.
     fn parts(&self, times: Option<&RequestTimes>) -> PartTimes {
         let mut parts = PartTimes::default();
         let Some(times) = times else {

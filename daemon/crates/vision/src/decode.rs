@@ -1,4 +1,4 @@
-//! Image files as 8-bit RGB, within bounds.
+//! Decodes image files to 8-bit RGB, within limits.
 
 use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 use std::time::Instant;
@@ -8,10 +8,10 @@ use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, Rgb, R
 
 use crate::error::ImageError;
 
-/// What an image may cost.
+/// Limits of decoding an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Longest file, bytes.
+    /// Maximum size of the file in bytes.
     pub bytes: usize,
     /// Maximum number of pixels before resizing. Decoding needs up to 16 bytes for each.
     pub pixels: u64,
@@ -20,7 +20,7 @@ pub struct Bounds {
 }
 
 impl Default for Bounds {
-    /// 32 MiB, and 64 Mi pixels: more than cameras of phones make.
+    /// Default limits: 32 MiB and 64 Mi pixels, more than cameras of phones make.
     fn default() -> Self {
         Bounds {
             bytes: 32 << 20,
@@ -30,81 +30,82 @@ impl Default for Bounds {
     }
 }
 
-/// Bytes that decoding and resizing may hold for each pixel: four channels of 16 bits, once more
-/// for a frame that is put on another or turned.
+/// Maximum bytes per pixel of decoding and resizing: four channels of 16 bits, twice for a frame
+/// that is composed or rotated.
 const DECODER_BYTES_A_PIXEL: u64 = 16;
-/// And beside them, for tables and lines.
+/// Additional maximum bytes of decoding, for tables and lines.
 const DECODER_BYTES: u64 = 4 << 20;
-/// Maximum number of pixels of a JPEG file times its scans: each scan goes over all of them, and a
-/// scan of a few bytes may.
+/// Maximum number of pixels times scans of a JPEG file: each scan visits all pixels, and may have
+/// only a few bytes.
 const SCANNED_PIXELS_MAX: u64 = 1 << 30;
 
-/// What the header of an image file says.
+/// Size and format from the header of an image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Columns, as they are stored: an EXIF orientation may have them be rows.
+    /// Number of columns as stored; an EXIF orientation may swap columns and rows.
     pub width: u32,
-    /// Rows, as they are stored.
+    /// Number of rows as stored.
     pub height: u32,
 }
 
 impl Header {
-    /// Maximum number of bytes that decoding and resizing hold beside the file and the result.
+    /// Maximum number of bytes that decoding and resizing need besides the file and the result.
     pub fn decoding_bytes(&self) -> u64 {
         let pixels = u64::from(self.width) * u64::from(self.height);
         pixels * DECODER_BYTES_A_PIXEL + DECODER_BYTES
     }
 }
 
-/// Pixels in 8-bit RGB, row by row.
+/// An image in 8-bit RGB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pixels {
     pub(crate) width: u32,
     pub(crate) height: u32,
-    /// `[height][width][3]`.
+    /// Channel values, `[height][width][3]`.
     pub(crate) rgb: Vec<u8>,
 }
 
 impl Pixels {
-    /// An image of these bytes, `[height][width][3]`; nothing where they are not as many or none.
+    /// An image with these values, `[height][width][3]`; `None` if their number does not match or
+    /// is 0.
     pub fn new(width: u32, height: u32, rgb: Vec<u8>) -> Option<Self> {
         let bytes = u64::from(width) * u64::from(height) * 3;
         let fits = bytes > 0 && rgb.len() as u64 == bytes;
         fits.then_some(Pixels { width, height, rgb })
     }
 
-    /// Columns.
+    /// Number of columns.
     pub fn width(&self) -> u32 {
         self.width
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn height(&self) -> u32 {
         self.height
     }
 
-    /// The bytes, `[height][width][3]`.
+    /// Channel values, `[height][width][3]`.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
     }
 }
 
-/// Reads the header of a PNG, JPEG, WebP or GIF file, whichever its first bytes say it is. Costs no
-/// memory for pixels.
+/// Reads the header of a PNG, JPEG, WebP or GIF file, detected by its first bytes. Needs no memory
+/// for pixels.
 ///
 /// # Errors
-/// [`ImageError`], where the file is of another format, its header damaged, or what it says beyond
-/// the bounds.
+/// [`ImageError`], if the file has another format, a damaged header, or exceeds the
+/// limits.
 pub fn header(bytes: &[u8], bounds: Bounds) -> Result<Header, ImageError> {
     opened(bytes, bounds).map(|opened| opened.header)
 }
 
-/// Decodes a PNG, JPEG, WebP or GIF file, whichever its first bytes say it is: the first frame, in
-/// its EXIF orientation, on white where it is transparent, at 8 bits a channel. CPU-bound.
+/// Decodes a PNG, JPEG, WebP or GIF file, detected by its first bytes: the first frame, in its EXIF
+/// orientation, on white where it is transparent, at 8 bits a channel. CPU-bound.
 ///
 /// # Errors
-/// [`ImageError`], where the file is of another format, damaged, or beyond the bounds. An image of
-/// too many pixels is refused by its header.
+/// [`ImageError`], if the file has another format, is damaged, or exceeds the limits. An
+/// image of too many pixels is rejected by its header.
 pub fn decode(bytes: &[u8], bounds: Bounds) -> Result<Pixels, ImageError> {
     let Opened {
         format,
@@ -132,14 +133,14 @@ pub fn decode(bytes: &[u8], bounds: Bounds) -> Result<Pixels, ImageError> {
     Pixels::new(width, height, rgb.into_raw()).ok_or(ImageError::Empty)
 }
 
-/// A file whose header was read.
+/// A decoder whose file's header was read, with the header.
 struct Opened<D> {
     format: ImageFormat,
     header: Header,
     decoder: D,
 }
 
-/// Reads a file's header, and checks it.
+/// Reads and checks a file's header.
 fn opened(bytes: &[u8], bounds: Bounds) -> Result<Opened<impl ImageDecoder + '_>, ImageError> {
     if bytes.is_empty() {
         return Err(ImageError::Empty);
@@ -194,7 +195,7 @@ impl Bounds {
     }
 }
 
-/// Bytes that end at a deadline, for decoders that read as they go.
+/// A reader over bytes that fails after a deadline, for decoders that read incrementally.
 struct Timed<'a> {
     bytes: Cursor<&'a [u8]>,
     bounds: Bounds,
@@ -235,8 +236,8 @@ impl Seek for Timed<'_> {
     }
 }
 
-/// Refuses a JPEG file whose scans go over too many pixels together: its decoder reads all of the
-/// file at first, so that no deadline ends it.
+/// Rejects a JPEG file whose scans visit too many pixels together: its decoder reads the whole file
+/// first, so that no deadline ends it.
 fn check_scans(bytes: &[u8], header: Header) -> Result<(), ImageError> {
     let pixels = u64::from(header.width) * u64::from(header.height);
     let scans = scans(bytes);
@@ -249,7 +250,7 @@ fn check_scans(bytes: &[u8], header: Header) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Scans of a JPEG file: segments that begin with the marker SOS.
+/// Number of scans of a JPEG file: segments that begin with the marker SOS.
 fn scans(bytes: &[u8]) -> u64 {
     const SOS: u8 = 0xda;
     let (mut scans, mut at) = (0, 2);
@@ -269,7 +270,7 @@ fn scans(bytes: &[u8]) -> u64 {
     scans
 }
 
-/// The format by the first bytes.
+/// The format of a file by its first bytes.
 fn format_of(bytes: &[u8]) -> Option<ImageFormat> {
     let format = image::guess_format(bytes).ok()?;
     let is_read = matches!(
@@ -288,7 +289,7 @@ fn name_of(format: ImageFormat) -> &'static str {
     }
 }
 
-/// Without transparency: what lets the background through shows white.
+/// The image on a white background instead of transparency.
 fn on_white(image: DynamicImage) -> RgbImage {
     if !image.color().has_alpha() {
         return image.into_rgb8();

@@ -1,42 +1,42 @@
-//! Why an image is refused.
+//! Errors of decoding and resizing images.
 
-/// Why an image is refused. The texts name what is wrong and what would be right; the caller puts
+/// An image cannot be used. The messages name what is wrong and what is allowed; the caller puts
 /// the place of the image in a request before them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// No byte is there.
+    /// The file has no bytes, or the image no pixels.
     #[error("the image is empty")]
     Empty,
-    /// The file is longer than the bound.
+    /// The file is larger than the limit.
     #[error("the image file has {bytes} bytes; at most {max} are read")]
     TooManyBytes {
-        /// The file's length.
+        /// Size of the file in bytes.
         bytes: usize,
-        /// The bound.
+        /// Maximum size in bytes.
         max: usize,
     },
-    /// The first bytes are those of no format that is read.
+    /// The first bytes are not those of a supported format.
     #[error("the image is no PNG, JPEG, WebP or GIF file")]
     UnknownFormat,
-    /// The file breaks its format's rules, or ends early.
+    /// The file is invalid in its format, or ends early.
     #[error("the {format} file is damaged: {why}")]
     Damaged {
-        /// The format's name.
+        /// Name of the format.
         format: &'static str,
-        /// What the decoder says.
+        /// The decoder's error message.
         why: String,
     },
-    /// More pixels than the bound.
+    /// The image has more pixels than the limit.
     #[error("the image has {width} x {height} pixels; at most {max} pixels are read")]
     TooManyPixels {
-        /// Columns.
+        /// Number of columns.
         width: u32,
-        /// Rows.
+        /// Number of rows.
         height: u32,
-        /// The bound.
+        /// Maximum number of pixels.
         max: u64,
     },
-    /// The file has the same pixels over and over.
+    /// The JPEG file has too many scans, which visit the same pixels repeatedly.
     #[error(
         "the JPEG file has {scans} scans; at its size at most {max} are read: save it again, not \
          progressive"
@@ -44,20 +44,20 @@ pub enum ImageError {
     TooManyScans {
         /// Number of scans of the JPEG file.
         scans: u64,
-        /// The bound.
+        /// Maximum number of scans.
         max: u64,
     },
-    /// The deadline has passed.
+    /// Decoding did not end before the deadline.
     #[error("the image takes too long to decode; send a smaller one")]
     TooSlow,
-    /// A side is too long for the other.
+    /// The image's aspect ratio is too extreme.
     #[error("the image has {width} x {height} pixels; one side may be {max} times the other")]
     TooNarrow {
-        /// Columns.
+        /// Number of columns.
         width: u32,
-        /// Rows.
+        /// Number of rows.
         height: u32,
-        /// The bound.
+        /// Maximum ratio of the longer to the shorter side.
         max: u32,
     },
 }

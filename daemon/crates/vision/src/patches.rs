@@ -1,4 +1,4 @@
-//! Resized images as rows of a tower's input.
+//! Converts resized images to the patches of a vision tower.
 
 use std::any::Any;
 use std::fmt;
@@ -11,26 +11,26 @@ use crate::error::ImageError;
 use crate::resize::resize;
 use crate::rules::{Rules, Size};
 
-/// An image as a tower reads it.
+/// An image as patches for a vision tower.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PreparedImage {
-    /// Rows and columns of patches; both are multiples of the rules' merge.
+    /// Number of rows and columns of patches; both are multiples of [`Rules::merge`].
     pub grid: [usize; 2],
-    /// Side of a square of patches that becomes one token.
+    /// Side, in patches, of the square that becomes one token.
     pub merge: usize,
-    /// `[grid[0] * grid[1]][3 * patch * patch]`, f32: a patch has its red, then its green, then its
-    /// blue rows. Patches of a square that becomes one token stand together, row by row; squares
-    /// follow each other row by row.
+    /// Patch values, `[grid[0] * grid[1]][3 * patch * patch]`, f32: each patch has its red, then
+    /// green, then blue rows. Patches of a square that becomes one token are adjacent, row by row;
+    /// so are the squares.
     pub patches: Vec<f32>,
-    /// SHA-256 of the resized pixels and of all that decides how they are read: equal images have
+    /// SHA-256 of the resized pixels and of all parameters of their conversion: equal digests mean
     /// equal rows of a tower.
     pub digest: [u8; 32],
-    /// What counts the memory of the patches.
+    /// Keeps the memory of the patches counted.
     pub charge: Charge,
 }
 
-/// What counts the memory of an image's patches, wherever they are: it is dropped with the last of
-/// them. Images are equal whatever theirs.
+/// Keeps the memory of an image's patches counted until the last copy is dropped. It does not
+/// affect equality of images.
 #[derive(Clone, Default)]
 pub struct Charge(Option<Arc<dyn Any + Send + Sync>>);
 
@@ -54,15 +54,16 @@ impl PartialEq for Charge {
 }
 
 impl PreparedImage {
-    /// Tokens that stand for it in a prompt.
+    /// Number of tokens that stand for the image in a prompt.
     pub fn tokens(&self) -> usize {
         self.grid[0] * self.grid[1] / (self.merge * self.merge)
     }
 }
 
-/// Makes of the bytes of an image file what a tower reads. CPU-bound.
+/// Decodes and resizes an image file, and converts it to patches. CPU-bound.
 ///
 /// # Errors
+///
 /// As [`decode`] and [`Rules::size_for`].
 pub fn prepare(bytes: &[u8], bounds: Bounds, rules: &Rules) -> Result<PreparedImage, ImageError> {
     let image = decode(bytes, bounds)?;
@@ -70,11 +71,11 @@ pub fn prepare(bytes: &[u8], bounds: Bounds, rules: &Rules) -> Result<PreparedIm
     Ok(of_pixels(&resized(image, size, rules), rules))
 }
 
-/// As [`prepare`], with the tiles that the rules cut a large image into: row by row, and then the
-/// whole image. CPU-bound.
+/// As [`prepare`], but returns the tiles that the rules cut a large image into, row by row,
+/// followed by the whole image. CPU-bound.
 ///
 /// # Errors
-/// Those of [`prepare`].
+/// As [`prepare`].
 pub fn prepare_all(
     bytes: &[u8],
     bounds: Bounds,
@@ -90,7 +91,7 @@ pub fn prepare_all(
     Ok(parts)
 }
 
-/// The image in this size, and black where it is filled up.
+/// Resizes an image; the part that is filled up is black.
 fn resized(image: Pixels, size: Size, rules: &Rules) -> Pixels {
     let Some(shown) = rules.shown_for(image.width(), image.height()) else {
         return resize(image, size, rules.filter);
@@ -111,7 +112,7 @@ fn resized(image: Pixels, size: Size, rules: &Rules) -> Pixels {
     }
 }
 
-/// The tiles of an image, `rows` by `columns`.
+/// Cuts an image into `rows` by `columns` tiles, as patches.
 fn tiles(image: Pixels, [rows, columns]: [u32; 2], rules: &Rules) -> Vec<PreparedImage> {
     let Some(tiles) = rules.sizes.tiles() else {
         return Vec::new();
@@ -143,7 +144,7 @@ fn tiles(image: Pixels, [rows, columns]: [u32; 2], rules: &Rules) -> Vec<Prepare
     places.map(tile).collect()
 }
 
-/// The patches of an image whose sides are multiples of the rules' squares.
+/// Converts an image, whose sides are multiples of the rules' squares, to patches.
 fn of_pixels(image: &Pixels, rules: &Rules) -> PreparedImage {
     let (patch, merge) = (rules.patch as usize, rules.merge as usize);
     let (columns, rows) = (image.width as usize / patch, image.height as usize / patch);
@@ -173,7 +174,7 @@ fn of_pixels(image: &Pixels, rules: &Rules) -> PreparedImage {
     }
 }
 
-/// The normalised value of each of 256 steps of a channel.
+/// For each channel the normalized value of each of its 256 values.
 fn tables(rules: &Rules) -> [[f32; 256]; 3] {
     std::array::from_fn(|channel| {
         let (mean, std) = (rules.mean[channel], rules.std[channel]);

@@ -16,19 +16,19 @@ use std::f64::consts::PI;
 use crate::decode::Pixels;
 use crate::rules::{Filter, Size};
 
-/// Fraction bits of a weight: what 32 bits leave beside 8 bits of a channel and 2 bits for sums
-/// beyond one, as negative weights make them.
+/// Number of fraction bits of a weight: what 32 bits leave beside 8 bits of a channel and 2 bits
+/// for sums above one, which negative weights cause.
 const FRACTION_BITS: u32 = 22;
 /// Parameter of the bicubic filter.
 const SHARPNESS: f64 = -0.5;
-/// Lobes of the Lanczos filter on each side.
+/// Number of lobes of the Lanczos filter on each side.
 const LOBES: f64 = 3.0;
 
-/// Height of an image in units of its width from which on its rows are filtered first.
+/// Ratio of height to width from which on an image's rows are filtered first.
 const TALL: u32 = 100;
 
 impl Filter {
-    /// How far it reaches on each side of its centre, in pixels of the smaller image.
+    /// Radius of the filter, in pixels of the smaller image.
     fn reach(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
@@ -47,7 +47,7 @@ impl Filter {
     }
 }
 
-/// See [`Filter::weight`].
+/// Weight of the bicubic filter at this distance ([`Filter::weight`]).
 fn bicubic(distance: f64) -> f64 {
     let x = distance.abs();
     if x < 1.0 {
@@ -59,7 +59,7 @@ fn bicubic(distance: f64) -> f64 {
     }
 }
 
-/// See [`Filter::weight`] (Duchon 1979).
+/// Weight of the Lanczos filter at this distance ([`Filter::weight`]; Duchon 1979).
 fn lanczos(distance: f64) -> f64 {
     let sinc = |x: f64| {
         let x = x * PI;
@@ -72,13 +72,13 @@ fn lanczos(distance: f64) -> f64 {
     }
 }
 
-/// Pixels that make one pixel of the result, and how much of each.
+/// The source pixels of one result pixel, with their weights.
 struct Window {
     first: usize,
     weights: Vec<i32>,
 }
 
-/// A window for each of `to` pixels of a line that had `from`.
+/// The windows that resize a line of `from` pixels to `to`.
 fn windows(from: u32, to: u32, filter: Filter) -> Vec<Window> {
     let scale = f64::from(from) / f64::from(to);
     let width = scale.max(1.0);
@@ -106,14 +106,14 @@ fn windows(from: u32, to: u32, filter: Filter) -> Vec<Window> {
     (0..to).map(window).collect()
 }
 
-/// A sum of weighted channels, rounded to 8 bits.
+/// Rounds a fixed-point sum of weighted channel values to 8 bits.
 fn rounded(sum: i32) -> u8 {
     (sum >> FRACTION_BITS).clamp(0, 255) as u8
 }
 
 const HALF: i32 = 1 << (FRACTION_BITS - 1);
 
-/// The rows at another width.
+/// Resizes an image to another width.
 fn columns(from: &Pixels, to: u32, filter: Filter) -> Pixels {
     let windows = windows(from.width, to, filter);
     let mut rgb = Vec::with_capacity(to as usize * from.height as usize * 3);
@@ -136,7 +136,7 @@ fn columns(from: &Pixels, to: u32, filter: Filter) -> Pixels {
     }
 }
 
-/// The columns at another height.
+/// Resizes an image to another height.
 fn rows(from: &Pixels, to: u32, filter: Filter) -> Pixels {
     let line = from.width as usize * 3;
     let mut rgb = Vec::with_capacity(to as usize * line);
@@ -158,8 +158,8 @@ fn rows(from: &Pixels, to: u32, filter: Filter) -> Pixels {
     }
 }
 
-/// The image in another size. A side that keeps its length is not filtered. CPU-bound: up to some
-/// 40 operations for each channel of the larger image.
+/// Resizes an image. A side that keeps its length is not filtered. CPU-bound: up to about 40
+/// operations for each channel of the larger image.
 pub fn resize(image: Pixels, to: Size, filter: Filter) -> Pixels {
     let is_tall = image.height > image.width.saturating_mul(TALL) && to.height < image.height;
     let to_width = |image: Pixels| match image.width == to.width {

@@ -1,8 +1,8 @@
-//! What a tower's processor does to an image.
+//! Preprocessing rules of a vision tower: sizes, filter and normalization.
 
 use crate::error::ImageError;
 
-/// Sides of an image, pixels.
+/// Width and height of an image in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Columns.
@@ -11,63 +11,64 @@ pub struct Size {
     pub height: u32,
 }
 
-/// Longest side of an image in units of its shortest.
+/// Maximum ratio of an image's longer to its shorter side.
 const MAX_ASPECT: u32 = 200;
 
-/// The size that an image gets.
+/// How the size of a resized image is determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sizes {
-    /// The image's own size, as far as whole tokens and numbers of pixels allow: Qwen's towers.
+    /// The image's own size, rounded to whole tokens and limited in pixels: Qwen's towers.
     Between {
-        /// Fewest pixels.
+        /// Minimum number of pixels.
         min_pixels: u64,
         /// Maximum number of pixels; at least those of one token.
         max_pixels: u64,
-        /// Whether one with a side of less than a token is enlarged to a token's before: GLM's.
+        /// Whether an image with a side below a token's is enlarged to a token first: GLM's towers.
         enlarges: bool,
     },
-    /// A square of this side, whatever its shape is: SigLIP's. A multiple of the rules'
-    /// [`Rules::token_side`].
+    /// A square of this side for every image: SigLIP's towers. A multiple of [`Rules::token_side`].
     Square(u32),
     /// The image's own size, or a smaller one, filled up to whole tokens by stretching it:
     /// Pixtral's.
     Within {
-        /// The longest side, pixels; above 0.
+        /// Longest side in pixels; above 0.
         longest: u32,
     },
     /// The image's own size, or a smaller one, filled up to whole tokens with black: Kimi's.
     Padded {
-        /// Maximum number of patches, before; above 0.
+        /// Maximum number of patches before filling up; above 0.
         patches: u32,
-        /// Maximum number of patches of a side, before; above 0.
+        /// Maximum number of patches of a side before filling up; above 0.
         side: u32,
     },
-    /// The largest of its shape that has no more tokens, shrunk or enlarged: Gemma 4's.
+    /// The largest size with the image's aspect ratio and at most `tokens` tokens: Gemma 4's
+    /// towers.
     Largest {
         /// Maximum number of tokens; above 0.
         tokens: u32,
     },
-    /// The whole tokens next to its own whose shape is nearest to the image's: Muse Glimmer's.
+    /// The size in whole tokens near the image's own whose aspect ratio is nearest: Muse Glimmer's
+    /// tower.
     Nearest {
         /// Maximum number of tokens; above 0.
         tokens: u32,
     },
-    /// As `Between`, and tiles of an image that is much larger: LFM 2's.
+    /// As `Between`; a much larger image is also cut into tiles: LFM 2's tower.
     Tiled {
-        /// Fewest pixels of the whole image.
+        /// Minimum number of pixels of the whole image.
         min_pixels: u64,
         /// Maximum number of pixels; at least those of one token.
         max_pixels: u64,
-        /// The tiles.
+        /// Sizes and numbers of tiles.
         tiles: Tiles,
     },
-    /// A square of a tile's side, and tiles of an image to which a rectangle of them is nearer:
-    /// InternVL's.
+    /// A square with a tile's side; an image whose aspect ratio is nearer to a rectangle of tiles
+    /// is also cut into those: InternVL's tower.
     SquareTiles(Tiles),
 }
 
 impl Sizes {
-    /// The squares that large images are cut into.
+    /// The tiles that large images are cut into, if any.
     pub(crate) fn tiles(&self) -> Option<Tiles> {
         match *self {
             Self::Tiled { tiles, .. } | Self::SquareTiles(tiles) => Some(tiles),
@@ -76,19 +77,19 @@ impl Sizes {
     }
 }
 
-/// Squares that a large image is cut into.
+/// Square tiles that a large image is cut into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiles {
-    /// Side of each, pixels; a multiple of the rules' [`Rules::token_side`].
+    /// Side of a tile in pixels; a multiple of [`Rules::token_side`].
     pub side: u32,
-    /// Fewest of an image that is cut.
+    /// Minimum number of tiles of an image that is cut.
     pub least: u32,
-    /// Most; fewer than `least` for none at all.
+    /// Maximum number of tiles; below `least` for no tiles at all.
     pub most: u32,
 }
 
 impl Tiles {
-    /// The tiles with at most so many pixels together.
+    /// These tiles, limited to `pixels` pixels together.
     fn at_most(self, pixels: u64) -> Self {
         let most = u32::try_from(pixels / u64::from(self.side).pow(2));
         Self {
@@ -98,39 +99,39 @@ impl Tiles {
     }
 }
 
-/// An image is cut whose pixels are more than so many times the most of a whole one.
+/// An image is cut if its pixels exceed this multiple of the maximum of a whole image.
 const CUT_BEYOND: f64 = 2.0;
 
 /// The filter by which images are resized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// Weights that fall linearly to the next pixels.
+    /// Bilinear: weights fall linearly over one pixel.
     Bilinear,
-    /// Cubic ones, to the second next pixels.
+    /// Bicubic: cubic weights over two pixels.
     Bicubic,
-    /// A windowed sinc over three pixels to each side.
+    /// Lanczos: a windowed sinc over three pixels on each side.
     Lanczos,
 }
 
-/// What the processor of a tower does to an image.
+/// Preprocessing rules of a vision tower.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
-    /// Side of a patch, pixels; above 0.
+    /// Side of a patch in pixels; above 0.
     pub patch: u32,
-    /// Patches on each side of a square that becomes one token; above 0.
+    /// Side, in patches, of the square that becomes one token; above 0.
     pub merge: u32,
-    /// The size of the resized image.
+    /// How the size of the resized image is determined.
     pub sizes: Sizes,
     /// Filter by which the image is resized.
     pub filter: Filter,
-    /// What is taken from a channel, of values from 0 to 1: red, green, blue.
+    /// Mean that is subtracted from each channel (0 to 1): red, green, blue.
     pub mean: [f32; 3],
-    /// What the rest is divided by: red, green, blue.
+    /// Divisor of each channel after the mean is subtracted: red, green, blue.
     pub std: [f32; 3],
 }
 
 impl Rules {
-    /// Side of the square that becomes one token, pixels.
+    /// Side, in pixels, of the square that becomes one token.
     pub fn token_side(&self) -> u32 {
         self.patch * self.merge
     }
@@ -183,7 +184,7 @@ impl Rules {
         Ok(Size { width, height })
     }
 
-    /// The sides with the shorter one at least a token's.
+    /// The sides, enlarged so that the shorter one is at least a token's.
     fn enlarged(&self, sides: [f64; 2]) -> [f64; 2] {
         let scale = f64::from(self.token_side()) / sides[0].min(sides[1]);
         match scale > 1.0 {
@@ -192,8 +193,8 @@ impl Rules {
         }
     }
 
-    /// The shape is kept as far as whole tokens allow, and the pixels are between the least and the
-    /// most, where a side counts for `fewest` tokens at least.
+    /// The size for [`Sizes::Between`]: keeps the aspect ratio as far as whole tokens allow, within
+    /// the bounds of pixels; a side counts as at least `fewest` tokens.
     fn between(&self, sides: [f64; 2], bounds: [u64; 2], fewest: f64) -> [u32; 2] {
         let unit = f64::from(self.token_side());
         let [min_pixels, max_pixels] = bounds.map(|bound| bound as f64);
@@ -212,7 +213,8 @@ impl Rules {
         sides.map(|side| side.max(unit) as u32)
     }
 
-    /// The shape is kept as far as whole pixels and tokens allow.
+    /// The size for [`Sizes::Within`]: keeps the aspect ratio as far as whole pixels and tokens
+    /// allow.
     fn within(&self, sides: [f64; 2], longest: u32) -> [u32; 2] {
         let [width, height] = sides.map(|side| side / f64::from(longest));
         let shrink = width.max(height).max(1.0);
@@ -220,7 +222,8 @@ impl Rules {
         sides.map(|side| ((side / shrink).floor().max(1.0) as u32).div_ceil(unit) * unit)
     }
 
-    /// The size of the image within its resized one, whose rest is black, where that is smaller.
+    /// The size of the image within its resized size, the rest of which is black; `None` if it
+    /// fills it.
     #[must_use]
     pub fn shown_for(&self, width: u32, height: u32) -> Option<Size> {
         let Sizes::Padded { patches, side } = self.sizes else {
@@ -231,7 +234,8 @@ impl Rules {
         Some(Size { width, height })
     }
 
-    /// The shape is kept as far as whole pixels allow, and it is never enlarged.
+    /// The size of the image for [`Sizes::Padded`]: keeps the aspect ratio as far as whole pixels
+    /// allow, and never enlarges.
     fn shown(&self, sides: [f64; 2], patches: u32, most: u32) -> [u32; 2] {
         let unit = f64::from(self.patch);
         let longest = f64::from(most) * unit;
@@ -242,10 +246,10 @@ impl Rules {
         sides.map(|side| (side * scale).floor().clamp(1.0, longest) as u32)
     }
 
-    /// Rows and columns of the tiles of an image of this size; none where it is not cut.
+    /// Number of rows and columns of tiles for an image of this size; `None` if it is not cut.
     ///
-    /// The number is that whose shape is nearest to the image's; of those that are as near the
-    /// larger one, where the image has half its pixels.
+    /// The grid with the nearest aspect ratio is chosen; among equally near ones the larger, if the
+    /// image has half its pixels.
     #[must_use]
     pub fn tiles_for(&self, width: u32, height: u32) -> Option<[u32; 2]> {
         let tiles = self.sizes.tiles()?;
@@ -274,7 +278,7 @@ impl Rules {
         (best != [1, 1]).then_some(best)
     }
 
-    /// Rows and columns of the tokens of a tile.
+    /// Number of rows and columns of tokens in a tile.
     #[must_use]
     pub fn tile_grid(&self) -> [usize; 2] {
         let tiles = self.sizes.tiles();
@@ -283,7 +287,8 @@ impl Rules {
         })
     }
 
-    /// The shape is kept as far as whole tokens allow; a side that is less than one has one.
+    /// The size for [`Sizes::Largest`]: keeps the aspect ratio as far as whole tokens allow; each
+    /// side has at least one token.
     fn largest(&self, sides: [f64; 2], tokens: u32) -> [u32; 2] {
         let unit = f64::from(self.token_side());
         let factor = (f64::from(tokens) * unit * unit / (sides[0] * sides[1])).sqrt();
@@ -297,8 +302,8 @@ impl Rules {
         whole.map(|n| (n * unit) as u32)
     }
 
-    /// Of the whole tokens next to both sides those whose shape is nearest to the image's; of two
-    /// that are as near the larger ones.
+    /// The size for [`Sizes::Nearest`]: of the whole tokens next to both sides the ones with the
+    /// nearest aspect ratio, among equally near ones the larger.
     fn nearest(&self, [width, height]: [f64; 2], tokens: u32) -> [u32; 2] {
         let (unit, most) = (f64::from(self.token_side()), f64::from(tokens));
         let [mut columns, mut rows] = [width, height].map(|side| side / unit);
@@ -321,13 +326,13 @@ impl Rules {
         best.unwrap_or_else(rounded).map(|n| (n * unit) as u32)
     }
 
-    /// Bytes of the patches of an image of this resized size.
+    /// Bytes of the patches of an image with this resized size.
     pub fn patches_bytes(&self, size: Size) -> u64 {
         u64::from(size.width) * u64::from(size.height) * 3 * size_of::<f32>() as u64
     }
 
-    /// The rules with at most so many pixels of the resized image, but those of one token at least,
-    /// and without what fills up to whole tokens.
+    /// These rules, limited to `pixels` pixels of the resized image (but at least one token),
+    /// without filling up to whole tokens.
     #[must_use]
     pub fn at_most(&self, pixels: u64) -> Self {
         let token = u64::from(self.token_side()).pow(2);
@@ -373,13 +378,13 @@ impl Rules {
         Self { sizes, ..*self }
     }
 
-    /// Rows and columns of the tokens of an image of this resized size.
+    /// Number of rows and columns of tokens for this resized size.
     pub fn grid(&self, size: Size) -> [usize; 2] {
         let unit = self.token_side();
         [size.height / unit, size.width / unit].map(|side| side as usize)
     }
 
-    /// Tokens of an image of this resized size.
+    /// Number of tokens for this resized size.
     pub fn tokens(&self, size: Size) -> usize {
         self.grid(size).into_iter().product()
     }

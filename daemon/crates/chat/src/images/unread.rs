@@ -1,4 +1,4 @@
-//! Images of a prompt whose headers were read, and what it takes to decode them.
+//! Images of a prompt of which only the header has been read, and their decoding.
 
 use std::fmt;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use rocmforge_failure::{self as failure, Failure};
 use rocmforge_tokenizer::{ChatImage, ImageData};
 use rocmforge_vision::{Bounds, PreparedImage, Rules};
 
-/// What is said of an image that is elsewhere.
+/// Error message for an image that is given by URL.
 pub(super) const BY_URL: &str = "images are fetched from hosts of image_url_hosts alone, and this is none; give the image \
                       as a data: URL (data:image/png;base64,...)";
 /// Base64 as clients write it, some without padding.
@@ -20,36 +20,35 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// An image of a prompt of which the header was read.
+/// An image of a prompt whose header was read.
 pub struct UnreadImage {
     /// Index of the image's first placeholder among the prompt's ids.
     pub(super) first: usize,
-    /// Rows and columns of its tokens.
+    /// Number of rows and columns of the image's tokens.
     pub(super) grid: [usize; 2],
     /// Bytes of the patches that the tower reads.
     pub(super) patches_bytes: u64,
     /// Maximum number of bytes that decoding takes beside the patches.
     pub(super) decoding_bytes: u64,
-    /// Tiles of the image, if it is cut.
+    /// The image's tiles, if it is cut into tiles.
     pub(super) tiles: Option<TilesAhead>,
     /// Rules by which the image is resized and cut.
     pub(super) rules: Rules,
     pub(super) image: ChatImage,
 }
 
-/// The tiles of an image, which stand before it in its prompt.
+/// The tiles of an image, which come before it in its prompt.
 #[derive(Debug)]
 pub(super) struct TilesAhead {
-    /// Rows and columns of tiles.
+    /// Number of rows and columns of tiles.
     pub(super) grid: [usize; 2],
-    /// Tokens of each tile.
+    /// Number of tokens of each tile.
     pub(super) tokens: usize,
     /// Bytes of the patches of all tiles.
     pub(super) patches_bytes: u64,
-    /// The tokens in front of each, and in front of the whole image; none where nothing stands
-    /// between them.
+    /// The control tokens before each tile and before the whole image; empty if there are none.
     pub(super) marks: Vec<u32>,
-    /// Index of the first placeholder of each among the ids.
+    /// Index of the first placeholder of each tile among the ids.
     pub(super) firsts: Vec<usize>,
 }
 
@@ -105,11 +104,12 @@ impl UnreadImage {
         &self.image.field
     }
 
-    /// The image as the tower reads it, behind its tiles: each with the index of its first
-    /// placeholder.
+    /// Decodes the image to patches for the tower, preceded by its tiles; each has the index of its
+    /// first placeholder.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for an image that is damaged, or takes longer than until `deadline`.
+    /// INVALID_ARGUMENT for an image that is damaged, or takes longer than until
+    /// `deadline`.
     pub fn read(&self, deadline: Instant) -> Result<Vec<(usize, PreparedImage)>, Failure> {
         let bounds = Bounds {
             deadline: Some(deadline),
@@ -133,8 +133,8 @@ impl UnreadImage {
     }
 }
 
-/// Bytes that images need together: what the tower reads, their files as the request holds them
-/// until all are read, and what it takes to make the largest of them.
+/// Bytes of memory that images need together: the patches, the files until all are decoded, and the
+/// memory for decoding the largest.
 pub fn needs(images: &[UnreadImage]) -> u64 {
     let patches: u64 = images.iter().map(|image| image.patches_bytes).sum();
     let data = images

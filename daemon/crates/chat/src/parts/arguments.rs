@@ -1,6 +1,6 @@
-//! Calls whose arguments are JSON text, told as they come: the name once it is known, and the
-//! arguments in pieces, as they stand in the text but for line breaks and the like in texts of
-//! theirs, which JSON has as escapes ([`Texts`]).
+//! Streams tool calls whose arguments are JSON text: the name once it is known, and the arguments
+//! in pieces, as they are written, but with control characters in strings escaped as JSON requires
+//! ([`Texts`]).
 //!
 //! ```text
 //!  begin --a head, as {"name": "f", "arguments": {--> arguments --} of the object--> between
@@ -20,43 +20,43 @@ use crate::tool_calls::ToolCall;
 use crate::tool_calls::heads::{Head, Heads, Stop, member};
 use crate::tool_calls::texts::{Texts, partial};
 
-/// Where a call is.
+/// Position of the reading within a block of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
-    /// Nothing of the block is given out yet.
+    /// Before the first call; nothing was sent yet.
     Begin,
-    /// Inside of the arguments.
+    /// Inside of a call's arguments.
     Arguments,
-    /// Inside of arguments that are no JSON; of loose ones brackets may tell the end.
+    /// Inside of arguments that are not valid JSON; brackets may still show their end.
     Broken,
-    /// Behind a call.
+    /// After a call.
     Between,
-    /// Behind a call, in front of what is no call in pieces.
+    /// After a call, before text that is not a call.
     Rest,
 }
 
-/// A block of calls, while it comes.
+/// A block of streamed calls, whose arguments are JSON text.
 #[derive(Debug)]
 pub(super) struct Objects {
     heads: Heads,
     at: At,
     json: Json,
-    /// What of the arguments was told, as far as texts go.
+    /// State of strings in the arguments, for escapes.
     texts: Texts,
-    /// Where the next head is looked for.
+    /// Offset from which the next call's head is searched.
     from: usize,
-    /// The mark in front of it has come.
+    /// Whether the mark before the next call has been read.
     marked: bool,
-    /// Whether the call that comes counts.
+    /// Whether the current call counts; only the first one may.
     counts: bool,
 }
 
-/// What follows in a block.
+/// What follows in a block of calls.
 enum Next {
     More,
-    /// No call, as its form has it.
+    /// No call in this form.
     No,
-    /// The closing mark, at this byte.
+    /// The closing mark, at this byte offset.
     Close(usize),
     Call {
         name: String,
@@ -78,18 +78,18 @@ impl Objects {
         }
     }
 
-    /// Whether arguments are open of a call that counts.
+    /// Whether a call that counts still expects arguments.
     pub(super) fn is_open(&self) -> bool {
         self.counts && matches!(self.at, At::Arguments | At::Broken)
     }
 
-    /// Whether any call of the block was given out.
+    /// Whether any call of the block was sent.
     pub(super) fn has_begun(&self) -> bool {
         self.at != At::Begin
     }
 
-    /// Takes what it can of `held`, up to and with `close`; an empty one never comes. `counted`
-    /// says of each call that begins whether it counts.
+    /// Consumes what it can of `held`, up to and including `close` (an empty mark never occurs).
+    /// `counted` is asked for each new call whether it counts.
     pub(super) fn take(
         &mut self,
         held: &mut String,
@@ -145,7 +145,7 @@ impl Objects {
         }
     }
 
-    /// Arguments that are no JSON, up to what ends them; nothing where more of the block follows.
+    /// Consumes arguments that are not valid JSON, up to their end; `None` if the block goes on.
     fn take_broken(
         &mut self,
         held: &mut String,
@@ -191,7 +191,7 @@ impl Objects {
         None
     }
 
-    /// The end of all text, `held` behind what was taken.
+    /// Handles the end of the output, with the unconsumed text `held`. Returns text that is left.
     pub(super) fn finish(&mut self, held: &str, close: &str, into: &mut Vec<Part>) -> String {
         let held = &held[..held.len() - partial(held, close)];
         match self.at {
@@ -204,7 +204,7 @@ impl Objects {
         }
     }
 
-    /// What follows at the beginning of a block.
+    /// Determines what follows at the beginning of a block.
     fn next(&mut self, held: &str, close: &str) -> Next {
         let mark = self.heads.mark();
         let is_list = self.heads == Heads::Mistral && self.from == 0;
@@ -231,7 +231,7 @@ impl Objects {
         }
     }
 
-    /// What follows behind a call.
+    /// Determines what follows after a call.
     fn between(&mut self, held: &mut String, close: &str) -> Next {
         if self.heads != Heads::Objects {
             return self.marked(held, close);
@@ -263,8 +263,8 @@ impl Objects {
         }
     }
 
-    /// The next call of those that have a mark each, or what ends them. What is none of them is
-    /// left out.
+    /// Finds the next call of a form with a mark for each call, or the end of the block. Text
+    /// between calls is dropped.
     fn marked(&mut self, held: &str, close: &str) -> Next {
         let mark = self.heads.mark();
         let closed = held.find(close).filter(|_| !close.is_empty());
@@ -323,7 +323,7 @@ fn is_tool(name: &str, tools: &[Value]) -> bool {
     tools.iter().any(|tool| tool["function"]["name"] == name)
 }
 
-/// What stands in front of `close`, where it has come; `held` is what follows it then.
+/// Returns the text before `close`, if that has arrived, and leaves in `held` what follows it.
 fn cut_at(held: &mut String, close: &str) -> Option<String> {
     let at = held.find(close).filter(|_| !close.is_empty())?;
     let rest = held.split_off(at + close.len());
@@ -332,13 +332,14 @@ fn cut_at(held: &mut String, close: &str) -> Option<String> {
     Some(before)
 }
 
-/// An object of JSON that comes in pieces, as far as its end needs.
+/// Scanner for a JSON object that arrives in pieces, which finds its end.
 #[derive(Debug, Default)]
 struct Json {
     depth: u32,
     in_text: bool,
     escaped: bool,
-    /// A text has line breaks or the like as they are, which JSON has not: a mark may end it.
+    /// Whether a string contains raw control characters, which JSON does not allow: a mark may end
+    /// it.
     loose: bool,
 }
 
@@ -346,13 +347,13 @@ struct Json {
 enum JsonState {
     More,
     Ended,
-    /// Not as JSON has it, but brackets and quotation marks may still tell the end.
+    /// Not valid JSON, but brackets and quotation marks may still show the end.
     Loose,
     Broken,
 }
 
 impl Json {
-    /// How many bytes of `text` belong to it, and why no more.
+    /// Returns how many bytes of `text` belong to the object, and the state after them.
     fn take(&mut self, text: &str) -> (usize, JsonState) {
         for (at, c) in text.char_indices() {
             match c {

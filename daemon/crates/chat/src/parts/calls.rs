@@ -1,4 +1,4 @@
-//! A block of calls that is told while it comes, however its form writes them.
+//! Streams a block of tool calls, in any form.
 
 use serde_json::Value;
 
@@ -10,11 +10,11 @@ use crate::tool_calls::forms::Form;
 use crate::tool_calls::heads::Heads;
 use crate::tool_calls::pieces::Pieces;
 
-/// A block of calls, while it comes.
+/// A block of tool calls that is being streamed.
 #[derive(Debug)]
 pub(super) enum Calls {
-    /// How its calls are written is not known yet. Whether calls are given whole, so that only JSON
-    /// is read as it comes.
+    /// The notation of the block is not known yet. The flag says that calls are given whole, so
+    /// that only JSON is streamed internally.
     Begin(Form, bool),
     /// The arguments of the calls are JSON text.
     Objects(Objects),
@@ -23,8 +23,8 @@ pub(super) enum Calls {
 }
 
 impl Calls {
-    /// Calls of a form; nothing where they are read as a whole. Where they are given `whole`, those
-    /// are that are no JSON: a block of them that is not valid is text then.
+    /// A block of calls in a form; `None` if the form has to be parsed as a whole. With `whole`,
+    /// forms other than JSON are also parsed as a whole, so that an invalid block becomes text.
     pub(super) fn of(form: Form, whole: bool) -> Option<Self> {
         let in_pieces = match form.pieces {
             Pieces::None => false,
@@ -34,7 +34,7 @@ impl Calls {
         in_pieces.then_some(Self::Begin(form, whole))
     }
 
-    /// Whether arguments are open of a call that counts.
+    /// Whether a call that counts still expects arguments.
     pub(super) fn is_open(&self) -> bool {
         match self {
             Self::Begin(..) => false,
@@ -43,7 +43,7 @@ impl Calls {
         }
     }
 
-    /// Whether any call of the block was given out.
+    /// Whether any call of the block was sent.
     pub(super) fn has_begun(&self) -> bool {
         match self {
             Self::Begin(..) => false,
@@ -52,8 +52,8 @@ impl Calls {
         }
     }
 
-    /// Takes what it can of `held`, up to and with the closing mark; an empty one never comes.
-    /// `counted` says of each call that begins whether it counts.
+    /// Consumes what it can of `held`, up to and including the closing mark (an empty mark never
+    /// occurs). `counted` is asked for each new call whether it counts.
     pub(super) fn take(
         &mut self,
         held: &mut String,
@@ -89,8 +89,8 @@ impl Calls {
         }
     }
 
-    /// The end of all text, `held` behind what was taken: what is left of it for other calls.
-    /// `is_cut` says that the model would have written more.
+    /// Handles the end of the output, with the unconsumed text `held`; returns what is left for
+    /// other calls. `is_cut` says that the model would have written more.
     pub(super) fn finish(
         &mut self,
         held: &str,

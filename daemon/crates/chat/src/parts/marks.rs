@@ -1,4 +1,4 @@
-//! Text with marks around what the model thinks and calls, as in most families.
+//! Parses output with marks around reasoning and tool calls, as in most families.
 //!
 //! ```text
 //!        "<think>"            "</think>"          "<tool_call>"
@@ -7,16 +7,16 @@
 //!   +----------------------------------------+
 //! ```
 //!
-//! Marks around all that is said, which some families have, are left out. The marks are the
+//! Marks around all of the text, which some families have, are removed. The marks are the
 //! template's ([`forms`](crate::tool_calls::forms)). A form without an opening mark has calls where
 //! the answer begins with `{` or `[`, and nothing else beside them.
 //!
-//! Calls of forms that say how ([`Form::pieces`]) are told as they come (by [`Calls`]), of others
-//! whole. A call that the end of the answer cuts has the arguments that have come, or is left out:
-//! its notation is no text.
+//! Calls of forms with [`Form::pieces`] are streamed (by [`Calls`]), others are given whole. A call
+//! that the end of the output cuts keeps the arguments so far, or is dropped: its notation is never
+//! text.
 //!
-//! Where the template has opened the thinking itself, an answer begins there. Text that may be the
-//! beginning of a mark is held back until it is known.
+//! If the template has opened the reasoning itself, an output begins inside of it. Text that may be
+//! the beginning of a mark is held back until it is known.
 
 use serde_json::Value;
 
@@ -37,14 +37,14 @@ enum State {
     Calling,
 }
 
-/// What a template's models put around the parts of an answer.
+/// The marks around the parts of an output, by the model's template.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Marks {
-    /// Around calls.
+    /// Marks and format of tool calls; `None` if the model writes none.
     pub(super) form: Option<Form>,
-    /// Around thoughts.
+    /// Marks around reasoning.
     pub(super) thinking: Option<Thinking>,
-    /// Around all that is said.
+    /// Marks around all of the text.
     pub(super) frame: Option<Frame>,
 }
 
@@ -58,7 +58,7 @@ impl Marks {
     }
 }
 
-/// A mark that text may have.
+/// A kind of mark in an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mark {
     Call,
@@ -66,38 +66,38 @@ enum Mark {
     FrameClose,
 }
 
-/// Takes text as it comes.
+/// Parser of an output with marks.
 #[derive(Debug)]
 pub(super) struct Marked {
     state: State,
-    /// How calls are written, where there are tools.
+    /// Format of tool calls, if the request has tools.
     form: Option<Form>,
     thinking: Option<Thinking>,
     frame: Option<Frame>,
-    /// The frame's opening mark has come, and its closing one has not.
+    /// Whether the frame's opening mark was read, and its closing one was not.
     in_frame: bool,
-    /// Whether text begins behind the frame's opening mark.
+    /// Whether text begins after the frame's opening mark.
     begins_frame: bool,
-    /// Text that is not yet handed out.
+    /// Received text that was not processed yet.
     held: String,
-    /// Up to here it has no mark that closes calls.
+    /// Offset in `held` up to which there is no mark that closes calls.
     searched: usize,
-    /// The calls between two marks, while they are told in pieces.
+    /// The current block of calls, while it is streamed.
     block: Option<Calls>,
-    /// Whitespace at the beginning of a part is left out.
+    /// Whether white space is skipped, because a part begins.
     at_start: bool,
-    /// The whitespace before a call, which counts only where it turns out to be none.
+    /// White space before a call, which is text only if the call turns out to be none.
     gap: String,
-    /// Something was said.
+    /// Whether any text was output.
     said: bool,
-    /// Calls are told whole, so that what is no valid one may still be text.
+    /// Whether calls are given whole, so that an invalid one may still become text.
     whole: bool,
     tools: Tools,
     calls: usize,
 }
 
 impl Marked {
-    /// For a chat whose prompt ended in `tail`.
+    /// A parser for the output after a prompt that ended in `tail`.
     pub(super) fn new(marks: Marks, tail: &Tail, tools: Tools) -> Self {
         let Marks {
             form,
@@ -132,32 +132,32 @@ impl Marked {
         }
     }
 
-    /// For text that is handed out as it comes.
+    /// A parser that passes all output through as text.
     pub(super) fn plain() -> Self {
         Self::new(Marks::default(), &Tail::default(), Tools::default())
     }
 
-    /// Whether calls are given whole from now on.
+    /// Sets whether calls are given whole.
     pub(super) fn tell_whole(&mut self, whole: bool) {
         self.whole = whole;
     }
 
-    /// Whether the model thinks at this point.
+    /// Whether the output is inside of reasoning at this point.
     pub(super) fn is_thinking(&self) -> bool {
         self.state == State::Thinking
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub(super) fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Whether more arguments may come of the last call.
+    /// Whether the last call still expects arguments.
     pub(super) fn is_calling(&self) -> bool {
         self.block.as_ref().is_some_and(Calls::is_open)
     }
 
-    /// Whether text that has come may still turn out to be said.
+    /// Whether received text may still become a text part.
     pub(super) fn holds_text(&self) -> bool {
         match self.state {
             State::Begin => !self.held.is_empty(),
@@ -175,7 +175,7 @@ impl Marked {
         }
     }
 
-    /// More text.
+    /// Processes further output.
     pub(super) fn push(&mut self, text: &str, into: &mut Vec<Part>) {
         let may_have_marks = self.form.is_some() || self.frame.is_some() || self.at_start;
         if self.state == State::Saying && !may_have_marks {
@@ -188,7 +188,8 @@ impl Marked {
         while self.step(into) {}
     }
 
-    /// The end: what is held back is what it seems. `is_cut` says that there would have been more.
+    /// Handles the end of the output: held text becomes what it seems to be. `is_cut` says that the
+    /// model would have written more.
     pub(super) fn finish(&mut self, is_cut: bool, into: &mut Vec<Part>) {
         let mut held = std::mem::take(&mut self.held);
         match self.state {
@@ -217,7 +218,8 @@ impl Marked {
         }
     }
 
-    /// The end of calls whose mark is missing, as where a stop string or the length cut it.
+    /// Ends calls whose closing mark is missing, for example because a stop string or the length
+    /// limit cut the output.
     fn finish_calls(&mut self, held: &str, is_cut: bool, into: &mut Vec<Part>) {
         let (open, close) = self.form.map_or(("", ""), |form| (form.open, form.close));
         if let Some(mut block) = self.block.take()
@@ -246,8 +248,8 @@ impl Marked {
         }
     }
 
-    /// What comes behind a call of a form that nothing closes: other calls, each with its mark, or
-    /// text.
+    /// Processes the rest after a call of a form without a closing mark: other calls with their
+    /// marks, or text.
     fn behind(&mut self, rest: &str, open: &str, is_cut: bool, into: &mut Vec<Part>) {
         // Some models close their calls all the same.
         let closing = open.replacen("<|", "<|/", 1);
@@ -270,7 +272,7 @@ impl Marked {
         }
     }
 
-    /// One transition; whether there may be another.
+    /// Performs one state transition. Returns whether another may follow.
     fn step(&mut self, into: &mut Vec<Part>) -> bool {
         match self.state {
             State::Begin => self.open_thinking(),
@@ -280,7 +282,7 @@ impl Marked {
         }
     }
 
-    /// The thinking's opening mark, or what is said without it.
+    /// Consumes the opening mark of reasoning, or decides that there is none.
     fn open_thinking(&mut self) -> bool {
         let open = self.thinking.map_or("", |thinking| thinking.open);
         let seen = self.held.trim_start();
@@ -296,7 +298,7 @@ impl Marked {
         true
     }
 
-    /// Thoughts, up to the mark that closes them.
+    /// Consumes reasoning up to its closing mark.
     fn take_thought(&mut self, into: &mut Vec<Part>) -> bool {
         let close = self.thinking.map_or("", |thinking| thinking.close);
         if let Some((thought, rest)) = self.held.split_once(close) {
@@ -311,7 +313,7 @@ impl Marked {
         false
     }
 
-    /// What is said, up to a mark.
+    /// Consumes text up to a mark.
     fn take_said(&mut self, into: &mut Vec<Part>) -> bool {
         if self.form.is_some_and(|form| form.open.is_empty()) {
             return self.may_be_all(into);
@@ -350,7 +352,7 @@ impl Marked {
         true
     }
 
-    /// A block of calls, up to the mark that closes it.
+    /// Consumes a block of calls up to its closing mark.
     fn take_block(&mut self, into: &mut Vec<Part>) -> bool {
         let close = self.form.map_or("", |form| form.close);
         if let Some(again) = self.pieces(close, into) {
@@ -381,8 +383,8 @@ impl Marked {
         false
     }
 
-    /// Tells calls in pieces. Whether there may be another transition; nothing where the block is
-    /// read as a whole.
+    /// Streams calls. Returns whether another transition may follow; `None` if the block has to be
+    /// parsed as a whole.
     fn pieces(&mut self, close: &str, into: &mut Vec<Part>) -> Option<bool> {
         let block = self.block.as_mut()?;
         let tools: &[Value] = &self.tools.described;
@@ -407,7 +409,7 @@ impl Marked {
         }
     }
 
-    /// Calls behind one that was told in pieces, if there are any.
+    /// Parses calls after a streamed one as a whole, if there are any.
     fn other_calls(&mut self, rest: &str, into: &mut Vec<Part>) {
         let rest = rest.trim().trim_end_matches(']');
         let calls = json_calls(&format!("[{rest}]"), &[]);
@@ -415,7 +417,7 @@ impl Marked {
         self.count(calls.unwrap_or_default(), into);
     }
 
-    /// The marks that what is said may have next.
+    /// The marks that may follow in text.
     fn marks(&self) -> Vec<(Mark, &'static str)> {
         let call = self.form.map(|form| (Mark::Call, form.open));
         let frame = self.frame.and_then(|frame| match self.in_frame {
@@ -425,8 +427,8 @@ impl Marked {
         call.into_iter().chain(frame).collect()
     }
 
-    /// Text that has come, but for `held` bytes at its end that may begin a mark, and the space
-    /// before them, which is no text then.
+    /// The held text without its last `held` bytes, which may begin a mark, and without white space
+    /// before them.
     fn without(&mut self, held: usize) -> String {
         let ready = self.held.len() - held;
         let ready = self.held[..ready].trim_end().len();
@@ -434,7 +436,7 @@ impl Marked {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// The beginning of an answer that is calls, or text, as a whole.
+    /// Decides whether an output that may consist of calls only is calls or text.
     fn may_be_all(&mut self, into: &mut Vec<Part>) -> bool {
         const TAG: &str = "<|python_tag|>";
         let seen = self.held.trim_start();
@@ -458,7 +460,7 @@ impl Marked {
         self.block = form.and_then(|form| Calls::of(form, self.whole));
     }
 
-    /// `text` without the whitespace that begins a part.
+    /// `text` without leading white space if it begins a part.
     fn started<'t>(&mut self, text: &'t str) -> &'t str {
         if !self.at_start {
             return text;
@@ -483,7 +485,7 @@ impl Marked {
         }
     }
 
-    /// What looked like a call is text.
+    /// Outputs a block that looked like a call as text.
     fn no_call(&mut self, block: &str, into: &mut Vec<Part>) {
         let gap = std::mem::take(&mut self.gap);
         let open = self.form.map_or("", |form| form.open);
@@ -499,7 +501,7 @@ impl Marked {
         true
     }
 
-    /// Hands out calls that have come, those that count.
+    /// Outputs those of the complete calls that count.
     fn count(&mut self, calls: Vec<ToolCall>, into: &mut Vec<Part>) {
         for call in calls {
             if self.calls == 0 || !self.tools.single {
@@ -510,7 +512,7 @@ impl Marked {
     }
 }
 
-/// Says of each call that begins whether it counts.
+/// A function that decides for each new call whether it counts.
 fn counter(calls: &mut usize, single: bool) -> impl FnMut() -> bool {
     move || {
         let counts = *calls == 0 || !single;

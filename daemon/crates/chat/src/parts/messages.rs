@@ -1,4 +1,4 @@
-//! Messages with headers. gpt-oss names a channel, and a tool where it calls one:
+//! Parses output as messages with headers. gpt-oss names a channel, and the tool in a call:
 //!
 //! ```text
 //! <|channel|>analysis<|message|>...<|end|>                             what it thinks
@@ -16,8 +16,8 @@
 //! header --"<|message|>"--> body --an end, and a header--> body
 //! ```
 //!
-//! The templates end in `<|start|>assistant`, so that an answer begins inside of a header. A mark
-//! that ends a body counts where a header or nothing follows it; else it is text, as are answers
+//! The templates end in `<|start|>assistant`, so that an output begins inside of a header. A mark
+//! that ends a body counts if a header or nothing follows it; else it is text, as are outputs
 //! without a header ([`headers`]).
 
 use super::{CALL_MAX_BYTES, Part};
@@ -26,7 +26,7 @@ use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
 use crate::tool_calls::texts::{self, Texts, partial};
 use crate::tool_calls::{ToolCall, Tools, is_object, tagged};
 
-/// In front of the tags of Muse Glimmer's calls.
+/// Prefix of the tags in Muse Glimmer's calls.
 const INVOKES: &str = "atem:";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,30 +34,30 @@ enum State {
     Header,
     Thinking,
     Saying,
-    /// Calls the tool of this name.
+    /// Inside of a message that calls the tool with this name.
     Calling(String),
 }
 
-/// Takes text as it comes.
+/// Parser of an output of messages with headers.
 #[derive(Debug)]
 pub(super) struct Messages {
     headers: Headers,
     state: State,
-    /// The part of a header that the prompt ends in.
+    /// The part of a header with which the prompt ends.
     opened: String,
     held: String,
-    /// Bytes of `held` that have no mark which counts.
+    /// Number of bytes of `held` that contain no mark that counts.
     seen: usize,
     /// Whether a call has begun whose arguments are streamed.
     in_call: bool,
-    /// What of its arguments was told, as far as texts go.
+    /// State of strings in the call's arguments, for escapes.
     texts: Texts,
     tools: Tools,
     calls: usize,
 }
 
 impl Messages {
-    /// Behind a prompt that ends in `tail`.
+    /// A parser for the output after a prompt that ends in `tail`.
     pub(super) fn new(headers: Headers, tail: &str, tools: Tools) -> Self {
         // A prompt that goes on with a message has opened its body.
         let begun = headers::last_of(tail).unwrap_or_default();
@@ -89,12 +89,12 @@ impl Messages {
         self.calls
     }
 
-    /// Whether more arguments may come of the last call.
+    /// Whether the last call still expects arguments.
     pub(super) fn is_calling(&self) -> bool {
         self.in_call
     }
 
-    /// Whether text that has come may still turn out to be said.
+    /// Whether received text may still become a text part.
     pub(super) fn holds_text(&self) -> bool {
         match self.state {
             State::Thinking => false,
@@ -140,7 +140,7 @@ impl Messages {
         self.in_call = false;
     }
 
-    /// The first mark that may end the body, and where.
+    /// The first mark that may end the body, with its offset.
     fn end_of(&self, held: &str) -> Option<(usize, &'static str)> {
         let from = self.seen;
         ENDS.into_iter()
@@ -148,7 +148,7 @@ impl Messages {
             .min()
     }
 
-    /// One transition; whether there may be another.
+    /// Performs one state transition. Returns whether another may follow.
     fn step(&mut self, into: &mut Vec<Part>) -> bool {
         if self.state == State::Header {
             let text = format!("{}{}", self.opened, self.held);
@@ -192,7 +192,7 @@ impl Messages {
         }
     }
 
-    /// Hands out what was seen of a body, but of calls that come whole.
+    /// Outputs the received part of a body, unless it is a call that is given whole.
     fn say(&mut self, into: &mut Vec<Part>) {
         let part = match self.state {
             State::Thinking => Part::Reasoning,
@@ -218,8 +218,7 @@ impl Messages {
         hand_out(part, &body, into);
     }
 
-    /// Tells the arguments of a call, up to `ready`, as they come. Space around them is none of
-    /// theirs.
+    /// Streams the arguments of a call, up to the offset `ready`, without surrounding white space.
     fn arguments(&mut self, ready: usize, into: &mut Vec<Part>) {
         let counts = self.calls == 0 || !self.tools.single;
         let State::Calling(name) = &self.state else {
@@ -247,7 +246,7 @@ impl Messages {
         hand_out(Part::Arguments, &self.texts.escape(&told), into);
     }
 
-    /// The end of a body.
+    /// Handles the end of a body.
     fn end(&mut self, body: &str, into: &mut Vec<Part>) {
         match &self.state {
             State::Header => {}
@@ -272,7 +271,7 @@ impl Messages {
     }
 }
 
-/// The calls that a message to a tool has; nothing where it has none.
+/// The calls in a message to a tool; `None` if it has none.
 fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec<ToolCall>> {
     match headers {
         Headers::Channels => {
@@ -291,7 +290,7 @@ fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec
     }
 }
 
-/// What a message is, by its header.
+/// The kind of a message, by its header.
 fn state_of(headers: Headers, header: &str) -> State {
     let word = |text: &str| {
         let end = text.find(|c: char| c.is_whitespace() || c == '<');

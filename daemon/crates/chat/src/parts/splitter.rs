@@ -1,4 +1,4 @@
-//! A model's text as it comes, into parts.
+//! Splits streamed output into parts.
 
 use super::marks::{Marked, Marks};
 use super::messages::Messages;
@@ -7,17 +7,17 @@ use crate::tail::Tail;
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::{ToolCall, Tools, is_object};
 
-/// Takes text as it comes.
+/// Splits streamed output into reasoning, text and tool calls.
 #[derive(Debug)]
 pub struct Splitter {
     way: Way,
     /// Whether arguments of calls are streamed.
     in_pieces: bool,
-    /// The call whose arguments come, where they are not.
+    /// The current call, if its arguments are not streamed to the client.
     open: Option<ToolCall>,
-    /// Arguments of the last call, as far as they were told.
+    /// The arguments of the last call so far.
     told: Option<String>,
-    /// Calls whose arguments came to no object.
+    /// Number of calls whose arguments are not a JSON object.
     broken: usize,
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Way {
 }
 
 impl Splitter {
-    /// For a chat with a model of this template, whose prompt ended in `tail`.
+    /// A splitter for a model with this template source, after a prompt that ended in `tail`.
     pub fn for_template(source: &str, tail: &Tail, tools: Tools) -> Self {
         let way = match Headers::of(source) {
             Some(headers) => Way::Messages(Messages::new(headers, &tail.text, tools)),
@@ -37,7 +37,7 @@ impl Splitter {
         Self::of(way)
     }
 
-    /// For text that is handed out as it comes.
+    /// A splitter that passes all output through as text.
     pub fn plain() -> Self {
         Self::of(Way::Marked(Box::new(Marked::plain())))
     }
@@ -55,7 +55,7 @@ impl Splitter {
         }
     }
 
-    /// From now on arguments of calls are streamed as they come, where the form of calls allows.
+    /// Streams arguments of calls from now on, if the form of calls allows that.
     pub fn tell_pieces(&mut self) {
         self.in_pieces = true;
         if let Way::Marked(marked) = &mut self.way {
@@ -63,7 +63,7 @@ impl Splitter {
         }
     }
 
-    /// Whether more arguments may come of the last call.
+    /// Whether the last call still expects arguments.
     pub fn is_calling(&self) -> bool {
         match &self.way {
             Way::Marked(marked) => marked.is_calling(),
@@ -71,7 +71,7 @@ impl Splitter {
         }
     }
 
-    /// Whether the model thinks at this point.
+    /// Whether the output is inside of reasoning at this point.
     pub fn is_thinking(&self) -> bool {
         match &self.way {
             Way::Marked(marked) => marked.is_thinking(),
@@ -79,8 +79,8 @@ impl Splitter {
         }
     }
 
-    /// Whether text that has come may still turn out to be said. What may be a thought or belongs
-    /// to a call does not count.
+    /// Whether received text may still become a text part; text that may be reasoning or belongs to
+    /// a call does not count.
     pub fn holds_text(&self) -> bool {
         match &self.way {
             Way::Marked(marked) => marked.holds_text(),
@@ -88,13 +88,12 @@ impl Splitter {
         }
     }
 
-    /// Calls so far, but those whose arguments ended as no object: a call is one when it can be
-    /// made.
+    /// Number of calls so far, without those whose arguments are not a JSON object.
     pub fn calls(&self) -> usize {
         self.told_calls() - self.broken
     }
 
-    /// Calls so far, whatever their arguments came to.
+    /// Number of calls so far, whatever their arguments.
     pub fn told_calls(&self) -> usize {
         match &self.way {
             Way::Marked(marked) => marked.calls(),
@@ -127,7 +126,7 @@ impl Splitter {
         self.end_call();
     }
 
-    /// Follows the arguments of calls that are handed out.
+    /// Tracks the arguments of calls in these parts.
     fn follow(&mut self, parts: &[Part]) {
         for part in parts {
             match (part, &mut self.told) {
@@ -141,13 +140,13 @@ impl Splitter {
         }
     }
 
-    /// No more arguments come of the last call.
+    /// Ends the last call: no more arguments follow.
     fn end_call(&mut self) {
         let told = self.told.take();
         self.broken += usize::from(told.is_some_and(|told| !is_object(&told)));
     }
 
-    /// Makes whole calls of pieces from `from` on, where calls are given whole.
+    /// Joins the pieces of calls in the parts from index `from` on, if calls are given whole.
     fn make_whole(&mut self, from: usize, goes_on: bool, into: &mut Vec<Part>) {
         let has_calls = |part: &Part| matches!(part, Part::Call(_) | Part::Arguments(_));
         if self.in_pieces || self.open.is_none() && !into[from..].iter().any(has_calls) {

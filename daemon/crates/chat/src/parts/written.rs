@@ -1,8 +1,8 @@
-//! Calls whose arguments are not JSON text, told as they come.
+//! Streams tool calls whose arguments are not JSON text.
 //!
-//! A [`Reading`] tells what is sure of the arguments' JSON however the block goes on: a beginning
-//! of what the form's parser makes of the whole block. That one has the last word: what it has
-//! behind what was told comes when the block has ended.
+//! A [`Reading`] gives the part of the arguments' JSON that is certain however the block goes on: a
+//! prefix of what the form's parser makes of the whole block. When the block has ended, the
+//! parser's result is final, and the rest of it is sent.
 
 use serde_json::Value;
 
@@ -14,29 +14,29 @@ use crate::tool_calls::known::Known;
 use crate::tool_calls::reading::Reading;
 use crate::tool_calls::texts::partial;
 
-/// A call that was told, and whether it counts.
+/// A call that was sent, and whether it counts.
 #[derive(Debug)]
 struct Told {
     call: ToolCall,
     counts: bool,
 }
 
-/// A block of calls, while it comes.
+/// A block of streamed calls, whose arguments are not JSON.
 #[derive(Debug)]
 pub(super) struct Written {
     form: Form,
     reading: Reading,
     told: Vec<Told>,
-    /// The last call's arguments are whole.
+    /// Whether the last call's arguments are complete.
     ended: bool,
-    /// Bytes that have no closing mark.
+    /// Number of bytes that contain no closing mark.
     seen: usize,
-    /// The block is longer than any that is read.
+    /// Whether the block exceeds the maximum length.
     too_long: bool,
 }
 
 impl Written {
-    /// A block that begins with `text`; nothing while that is too short to tell.
+    /// A block that begins with `text`; `None` while that is too short to decide.
     pub(super) fn of(form: Form, text: &str) -> Option<Self> {
         Some(Self {
             form,
@@ -56,7 +56,8 @@ impl Written {
         !self.told.is_empty()
     }
 
-    /// As [`super::calls::Calls::take`]. The block stays in `held` until it has ended.
+    /// Consumes more of a block, as [`super::calls::Calls::take`]. The block stays in `held` until
+    /// it has ended.
     pub(super) fn take(
         &mut self,
         held: &mut String,
@@ -93,7 +94,8 @@ impl Written {
         Block::More
     }
 
-    /// The end of all text. Where that cut a block in tags, what the reading tells stands.
+    /// Handles the end of the output. If that cuts a block in tags, what was streamed so far is
+    /// kept.
     pub(super) fn finish(
         &mut self,
         held: &str,
@@ -137,7 +139,7 @@ impl Written {
         }
     }
 
-    /// What the parser has of the whole block, behind what was told of it.
+    /// Sends the rest of what the parser makes of the whole block, after what was streamed of it.
     fn tell_rest(
         &mut self,
         block: &str,
@@ -174,7 +176,7 @@ impl Written {
         self.told.push(Told { call, counts });
     }
 
-    /// More of the last call's arguments.
+    /// Sends more of the last call's arguments.
     fn say(&mut self, text: &str, into: &mut Vec<Part>) {
         let Some(told) = self.told.last_mut().filter(|_| !text.is_empty()) else {
             return;

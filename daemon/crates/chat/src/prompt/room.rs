@@ -2,14 +2,14 @@
 
 use rocmforge_failure::{self as failure, Failure};
 
-/// Context lengths that bound a prompt, in tokens.
+/// Context lengths that limit a prompt, in tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Lengths {
-    /// Context length of the request, within the others.
+    /// Context length of the request, within the two other limits.
     pub n_ctx: u32,
-    /// The length that the model was trained with.
+    /// Context length of the model's training.
     pub n_ctx_train: u32,
-    /// The longest that the daemon allows.
+    /// Maximum context length that the daemon allows.
     pub n_ctx_max: u32,
 }
 
@@ -18,25 +18,25 @@ pub struct Lengths {
 pub struct Room {
     pub(super) tokens: usize,
     lengths: Lengths,
-    /// Purpose of the model that gets the prompt.
+    /// What the prompt's tokens are used for.
     purpose: Purpose,
-    /// A text that is longer is cut, not refused.
+    /// Whether a longer text is truncated instead of rejected.
     pub(super) cuts: bool,
-    /// The refusal of a text that is longer has its count of tokens.
+    /// Whether the rejection of a longer text states its number of tokens.
     pub(super) counts: bool,
 }
 
-/// What a prompt's tokens are for.
+/// What a prompt's tokens are used for.
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
-    /// An answer, which has to fit, too.
+    /// Generation of an output, which also has to fit.
     Answer,
     Scores,
     Embedding,
 }
 
 impl Room {
-    /// Room for a prompt: the context, less one token of the answer.
+    /// Room for a prompt to continue: the context, less one token of output.
     pub fn for_prompt(lengths: Lengths) -> Self {
         Self {
             tokens: lengths.n_ctx as usize - 1,
@@ -47,7 +47,7 @@ impl Room {
         }
     }
 
-    /// Room for what is scored: the context.
+    /// Room for a text to score: the whole context.
     pub fn for_scores(lengths: Lengths) -> Self {
         Self {
             tokens: lengths.n_ctx as usize,
@@ -56,7 +56,7 @@ impl Room {
         }
     }
 
-    /// Room for what is embedded: the context.
+    /// Room for a text to embed: the whole context.
     pub fn for_embedding(lengths: Lengths) -> Self {
         Self {
             purpose: Purpose::Embedding,
@@ -64,12 +64,12 @@ impl Room {
         }
     }
 
-    /// Whether a text that is longer is cut, not refused.
+    /// Sets whether a longer text is truncated instead of rejected.
     pub fn cutting(self, cuts: bool) -> Self {
         Self { cuts, ..self }
     }
 
-    /// The room for a trial, whose refusal need not have the count of all tokens.
+    /// The room for an attempt whose rejection need not state the number of tokens.
     pub fn for_trial(self) -> Self {
         Self {
             counts: false,
@@ -77,7 +77,7 @@ impl Room {
         }
     }
 
-    /// The room that is left beside `tokens` others.
+    /// The room that is left beside `tokens` other tokens.
     pub fn less(self, tokens: usize) -> Self {
         Self {
             tokens: self.tokens.saturating_sub(tokens),
@@ -85,8 +85,9 @@ impl Room {
         }
     }
 
-    /// Refuses a prompt of at least `n` tokens. Agents know by the first words, llama-server's, and
-    /// by those of the context's length, OpenAI's, that they have to shorten their conversation.
+    /// The failure for a prompt of at least `n` tokens. Agents recognize the beginning of the
+    /// message (llama-server's wording) and the part about the context length (OpenAI's), and
+    /// shorten their conversation.
     pub(super) fn refuse(&self, field: &str, n: usize) -> Failure {
         let Lengths {
             n_ctx,

@@ -1,4 +1,5 @@
-//! How models write calls and thoughts: marks, by what their chat templates have.
+//! Formats of tool calls and reasoning in models' outputs, recognized by texts in their chat
+//! templates.
 //!
 //! | template has | models | what stands between the marks |
 //! |---|---|---|
@@ -32,20 +33,21 @@ use super::pieces::{Notation, Pieces};
 use super::tagged::invokes;
 use super::{ToolCall, python, texts};
 
-/// How calls are written.
+/// A format of tool calls.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
-    /// What opens a call, or several. Empty: a call is all of the answer, from its beginning.
+    /// Mark that opens one or several calls. If empty, a call is the whole output.
     pub open: &'static str,
-    /// What closes it. Empty: the end of the answer.
+    /// Mark that closes the calls. If empty, they end with the output.
     pub close: &'static str,
-    /// The calls between the marks; nothing if they are none.
+    /// Parses the calls between the marks, given the tools; `None` if they are none.
     pub(crate) parse: fn(&str, &[Value]) -> Option<Vec<ToolCall>>,
     /// How calls are streamed as they come.
     pub(crate) pieces: Pieces,
-    /// Calls may be in tags, whose last value ends where the text does: a cut one looks whole.
+    /// Whether calls may be in tags, whose last value ends with the text: a cut call looks
+    /// complete.
     pub(crate) in_tags: bool,
-    /// What a template has that writes so, any of them.
+    /// Texts of which a template of this format contains at least one.
     signs: &'static [&'static str],
 }
 
@@ -59,7 +61,7 @@ pub(crate) const HERMES: Form = Form {
     signs: &[hermes::OPEN],
 };
 
-/// All of them; the first whose sign a template has counts.
+/// All formats; the first one with a sign in the template is used.
 const FORMS: [Form; 15] = [
     Form {
         open: "<|tool_call>",
@@ -183,23 +185,23 @@ const FORMS: [Form; 15] = [
     },
 ];
 
-/// The form that a template's models write calls in.
+/// The format of calls for a template's models.
 pub(crate) fn of(source: &str) -> Option<Form> {
     let has = |form: &Form| form.signs.iter().any(|sign| source.contains(sign));
     FORMS.into_iter().find(has)
 }
 
-/// What headers of messages say, where an answer is several messages.
+/// Formats of message headers, for outputs that are several messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Headers {
-    /// A channel, and the tool that is called: gpt-oss.
+    /// gpt-oss: a header names a channel, and the tool that is called.
     Channels,
-    /// Who a message is to: the model itself, the user, or a tool. Muse Glimmer.
+    /// Muse Glimmer: a header names the recipient, which is the model itself, the user, or a tool.
     Recipients,
 }
 
 impl Headers {
-    /// The headers of a template's calls.
+    /// The header format of a template's models, if they use headers.
     pub fn of(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
         match has("<|message|>") {
@@ -210,29 +212,29 @@ impl Headers {
     }
 }
 
-/// Whether calls of a template's models are read.
+/// Whether tool calls of a template's models can be parsed.
 pub fn reads(source: &str) -> bool {
     of(source).is_some() || Headers::of(source).is_some()
 }
 
-/// Whether a template's models think, and what they think is told apart.
+/// Whether a template's models reason in marks that can be parsed.
 pub fn thinks(source: &str) -> bool {
     Thinking::of(source).is_some() || Headers::of(source).is_some()
 }
 
-/// Whether a template has a switch for the thinking of its models.
+/// Whether a template has a switch for reasoning.
 pub fn has_thinking_switch(source: &str) -> bool {
     source.contains("enable_thinking")
 }
 
-/// Whether an answer begins without thoughts where they were switched off: its model has none, its
-/// template knows the switch, or the prompt has closed them.
+/// Whether an output begins without reasoning if that is switched off: the model has none, the
+/// template has a switch, or the prompt has closed it.
 pub fn keeps_from_thinking(source: &str, tail: &str) -> bool {
     let is_closed = || Thinking::of(source).is_some_and(|t| tail.ends_with(t.close));
     !thinks(source) || has_thinking_switch(source) || is_closed()
 }
 
-/// What stands around thoughts.
+/// The marks around reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Thinking {
     pub(crate) open: &'static str,
@@ -263,7 +265,7 @@ impl Thinking {
         },
     ];
 
-    /// The reasoning marks that a prompt has opened at its end.
+    /// The reasoning marks that a prompt ending in `tail` has opened.
     pub(crate) fn opened_by(tail: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
@@ -277,7 +279,8 @@ impl Thinking {
     }
 }
 
-/// What stands around all that a model says, in families that mark this too. It is no part of it.
+/// The marks around all text of an output, in families that have such; they are not part of the
+/// text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) open: &'static str,
@@ -303,15 +306,14 @@ impl Frame {
         },
     ];
 
-    /// The frame of a template's calls.
+    /// The frame of a template's outputs.
     pub(crate) fn of(source: &str) -> Option<Self> {
         let has = |frame: &Self| source.contains(frame.open);
         Self::ALL.into_iter().find(has)
     }
 }
 
-/// Whether marks of a template are control tokens, whose names are no text unless that is asked
-/// for.
+/// Whether marks of a template are control tokens, which have no text unless requested.
 pub fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tokenizer) -> bool {
     let is_control = |mark: &str| {
         let ids = tokenizer.encode(mark, false, true).unwrap_or_default();
@@ -326,8 +328,8 @@ pub fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tokenizer)
         || Frame::of(source).is_some_and(|frame| is_control(frame.close))
 }
 
-/// Whether a text between the marks of calls may be the beginning of one, and not of what somebody
-/// writes about them: a bracket, a mark, or a tool by its name.
+/// Whether text between marks may be the beginning of a call, rather than prose about calls: a
+/// bracket, a mark, or the name of a tool.
 pub(crate) fn may_begin_call(text: &str, tools: &[Value]) -> bool {
     const GEMMA: &str = "call:";
     let text = text.trim_start();
@@ -344,7 +346,8 @@ pub(crate) fn may_begin_call(text: &str, tools: &[Value]) -> bool {
     word.is_empty() || names.any(|name| name == word || !is_whole && name.starts_with(word))
 }
 
-/// JSON with `parameters`, behind a mark or not; several are set apart by semicolons.
+/// Parses Llama 3's calls: JSON with `parameters`, with or without a mark, several separated by
+/// semicolons.
 fn llama(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     let known = |call: &ToolCall| {
         tools

@@ -1,4 +1,4 @@
-//! Gemma 4's calls: `call:f{a:<|"|>text<|"|>,b:[1,2],c:{d:true}}`.
+//! Parses and streams Gemma 4's calls: `call:f{a:<|"|>text<|"|>,b:[1,2],c:{d:true}}`.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use super::known::{Arguments, Known, NAME_MAX_BYTES, escaped};
 use super::texts::partial;
 use super::typed::Parameters;
 
-/// In front of a call's name.
+/// Text before a call's name.
 const CALL: &str = "call:";
-/// What stands around a text of Gemma's.
+/// Quotation mark around Gemma's strings.
 const QUOTE: &str = "<|\"|>";
-/// Deepest nesting of a call's values.
+/// Maximum nesting depth of a call's values.
 const NESTING_MAX: usize = 32;
 
-/// The calls of a block. What stands behind them is none of theirs.
+/// Parses the calls of a block. Text after them is ignored.
 pub(super) fn gemma(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     let mut rest = block;
@@ -27,7 +27,7 @@ pub(super) fn gemma(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     (!calls.is_empty()).then_some(calls)
 }
 
-/// The call that `text` begins with, and what is behind it.
+/// Parses the call at the beginning of `text`; returns it and the rest.
 fn one(text: &str) -> Option<(ToolCall, &str)> {
     let text = text.trim_start().strip_prefix(CALL)?;
     let (name, mut rest) = text.split_at(text.find('{')?);
@@ -36,7 +36,7 @@ fn one(text: &str) -> Option<(ToolCall, &str)> {
     (!name.is_empty()).then_some((ToolCall { name, arguments }, rest))
 }
 
-/// A value at the beginning of `rest`, which is moved behind it.
+/// Parses the value at the beginning of `rest`, and advances `rest` past it.
 fn gemma_value(rest: &mut &str, depth: usize) -> Option<Value> {
     if depth > NESTING_MAX {
         return None;
@@ -88,13 +88,14 @@ fn gemma_value(rest: &mut &str, depth: usize) -> Option<Value> {
     })
 }
 
-/// A key, from how it is written.
+/// The name of a key, without quotation marks.
 fn key_of(written: &str) -> &str {
     let key = written.trim().trim_start_matches(QUOTE);
     key.trim_end_matches(QUOTE)
 }
 
-/// A block of calls that comes: texts as they are written, other values when they are whole.
+/// Streaming reader of a block of Gemma's calls: strings are given as they arrive, other values
+/// when they are complete.
 ///
 /// ```text
 /// name --"{"--> member --key--> value --> behind --","--> member
@@ -111,30 +112,31 @@ pub(crate) struct Coming {
 
 #[derive(Debug, Default)]
 enum State {
-    /// In front of a call.
+    /// Before a call.
     #[default]
     Name,
-    /// Inside of the arguments, in front of a key or the end.
+    /// Inside of the arguments, before a key or the end.
     Member,
-    /// Behind a key.
+    /// After this key.
     Value(String),
-    /// Inside of a text, and whether it is told.
+    /// Inside of a string; the flag says whether it is sent.
     Text(bool),
-    /// Inside of another value.
+    /// Inside of another value of this key.
     Other(String, Brackets),
-    /// Behind a value.
+    /// After a value.
     Behind,
-    /// In front of what only the whole block shows.
+    /// Before something that only the whole block can decide.
     Open,
 }
 
 impl Coming {
-    /// Tells what is known by `block`, which has what it had before, and more.
+    /// Appends to `tell` what is known by `block`, which is the earlier block with more text.
     pub(crate) fn read(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) {
         while self.step(block, tools, tell) == Some(true) {}
     }
 
-    /// One transition; nothing where more text is needed, false where only the block's end helps.
+    /// Performs one state transition; `None` if more text is needed, false if only the block's end
+    /// decides.
     fn step(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> Option<bool> {
         let rest = block[self.at..].trim_start();
         let place = block.len() - rest.len();
@@ -199,7 +201,7 @@ impl Coming {
         Some(true)
     }
 
-    /// The beginning of a value, which stands at `place`.
+    /// Begins a value, which starts at the offset `place`.
     fn begin_value(&mut self, key: String, rest: &str, place: usize, tell: &mut Vec<Known>) {
         self.at = place;
         if !rest.starts_with(QUOTE) {
@@ -215,7 +217,7 @@ impl Coming {
         self.state = State::Text(counts);
     }
 
-    /// More of a text, which counts or not.
+    /// Consumes more of a string; `counts` says whether it is sent.
     fn take_text(&mut self, counts: bool, block: &str, tell: &mut Vec<Known>) -> Option<bool> {
         let text = &block[self.at..];
         let end = text.find(QUOTE);
@@ -232,7 +234,7 @@ impl Coming {
         Some(true)
     }
 
-    /// A whole value that is no text.
+    /// Consumes a complete value that is not a string.
     fn take_value(
         &mut self,
         key: &str,
@@ -256,14 +258,14 @@ impl Coming {
         Some(true)
     }
 
-    /// The end of a call, at a brace.
+    /// Handles the end of a call, at a brace.
     fn end(&mut self, at: usize, tell: &mut Vec<Known>) -> Option<bool> {
         self.arguments.end(tell);
         (self.state, self.at) = (State::Name, at + 1);
         Some(true)
     }
 
-    /// Waits for the end of a name, unless it is too long for one.
+    /// Waits for the end of a name, unless it is too long.
     fn wait(&mut self, name: &str) -> Option<bool> {
         match name.len() > NAME_MAX_BYTES {
             true => self.leave(),
@@ -277,7 +279,7 @@ impl Coming {
     }
 }
 
-/// Where a value ends that is no text, as far as brackets tell.
+/// Scanner that finds the end of a value other than a string by its brackets.
 #[derive(Debug)]
 struct Brackets {
     seen: usize,
@@ -297,8 +299,8 @@ impl Brackets {
         }
     }
 
-    /// Where the value ends: behind the bracket that closes its first, or in front of what ends a
-    /// word; nothing while it has not come.
+    /// Offset at which the value ends: after the bracket that closes its first one, or before a
+    /// character that ends a word; `None` if it has not arrived.
     fn end(&mut self, block: &str) -> Option<usize> {
         loop {
             let rest = &block[self.seen..];

@@ -1,11 +1,11 @@
-//! Schemas of tools as clients give them: members that are null say nothing, and are left out.
+//! Removes null members from tool schemas: they mean that nothing is set.
 //!
-//! Go's and C#'s libraries write them for what is not set. A template would loop over a null, and a
-//! grammar refuse it; without them forced calls take what free ones do.
+//! Go's and C#'s libraries write them for unset fields. A template would loop over a null, and a
+//! grammar would reject it.
 
 use serde_json::{Map, Value};
 
-/// Keywords whose value is a schema, or a list of them.
+/// Schema keywords whose value is a schema, or a list of schemas.
 const SCHEMAS: [&str; 15] = [
     "items",
     "prefixItems",
@@ -23,7 +23,7 @@ const SCHEMAS: [&str; 15] = [
     "then",
     "else",
 ];
-/// Keywords whose value is an object of schemas by name.
+/// Schema keywords whose value is an object of schemas by name.
 const BY_NAME: [&str; 5] = [
     "properties",
     "patternProperties",
@@ -31,12 +31,12 @@ const BY_NAME: [&str; 5] = [
     "$defs",
     "definitions",
 ];
-/// Keywords whose value may be null and says so.
+/// Schema keywords whose value may meaningfully be null.
 const VALUES: [&str; 4] = ["default", "const", "example", "examples"];
-/// Deepest schema that is looked into; JSON is not read any deeper.
+/// Maximum depth of a schema that is processed, the same as that of parsed JSON.
 const DEPTH_MAX: usize = 128;
 
-/// Leaves out what is null in a schema.
+/// Removes null members from a schema.
 pub fn without_nulls(schema: &mut Value) {
     leave_out(schema, DEPTH_MAX);
 }
@@ -63,7 +63,7 @@ fn leave_out(schema: &mut Value, depth: usize) {
     }
 }
 
-/// A schema among others: one that says nothing allows all.
+/// Processes a schema inside of another; a null one becomes a schema that allows everything.
 fn one(schema: &mut Value, depth: usize) {
     if schema.is_null() {
         *schema = Map::new().into();

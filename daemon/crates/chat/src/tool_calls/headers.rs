@@ -1,20 +1,20 @@
-//! Headers of messages, and how they are told from text.
+//! Recognizes headers of messages, and distinguishes them from text.
 //!
 //! ```text
 //! <|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>
 //! ```
 //!
 //! Control tokens come as their names, like all text, so that a name which a model writes about
-//! looks the same. What tells them apart is what follows: behind the mark that ends a message
-//! stands another header, or nothing.
+//! looks the same. What follows decides: after the mark that ends a message comes another header,
+//! or nothing.
 
-/// What ends a header.
+/// Mark that ends a header.
 pub(crate) const MESSAGE: &str = "<|message|>";
-/// What begins the name of a channel.
+/// Mark before the name of a channel.
 pub(crate) const CHANNEL: &str = "<|channel|>";
-/// What begins a message.
+/// Mark that begins a message.
 pub(crate) const START: &str = "<|start|>";
-/// What ends a body; the first of them also begins what follows it.
+/// Marks that end a body; the first one also begins the next message.
 pub(crate) const ENDS: [&str; 6] = [
     START,
     "<|end|>",
@@ -23,17 +23,18 @@ pub(crate) const ENDS: [&str; 6] = [
     "<|eom|>",
     "<|eot|>",
 ];
-/// In front of who a message is to.
+/// Text before the recipient of a message.
 pub(crate) const TO: &str = "to=";
 const CONSTRAIN: &str = "<|constrain|>";
-/// Who a message is from.
+/// Possible senders of a message.
 const ROLES: [&str; 5] = ["assistant", "user", "system", "developer", "tool"];
-/// Longest header.
+/// Maximum length of a header in bytes.
 const MAX_BYTES: usize = 4096;
-/// Most words behind one mark of a header.
+/// Maximum number of words after one mark of a header.
 const WORDS_MAX: usize = 3;
 
-/// Most marks looked at for the last header, since a message may have any number as text.
+/// Maximum number of marks examined to find the last header, since a message may contain any number
+/// as text.
 const STARTS_MAX: usize = 64;
 
 /// Whether a text begins with a header.
@@ -47,16 +48,16 @@ pub(crate) enum Fit {
     No,
 }
 
-/// Which words a header may have at a place.
+/// Which words a header may have at the current position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Words {
     Role,
     None,
-    /// So many more.
+    /// Up to this many more words.
     Any(usize),
 }
 
-/// Whether `text` begins with a header, marks that end a message before it among it.
+/// Whether `text` begins with a header, optionally preceded by marks that end a message.
 pub(crate) fn fit(text: &str) -> Fit {
     let mut rest = text;
     let mut words = Words::Role;
@@ -97,7 +98,7 @@ pub(crate) fn fit(text: &str) -> Fit {
     }
 }
 
-/// The end of `text` from its last header on, whole or begun.
+/// The end of `text` from its last header on, complete or begun.
 pub(crate) fn last_of(text: &str) -> Option<&str> {
     let starts = text.rmatch_indices(START).map(|(at, _)| &text[at..]);
     starts.take(STARTS_MAX).find(|begun| fit(begun) != Fit::No)

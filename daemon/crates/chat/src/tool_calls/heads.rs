@@ -1,4 +1,5 @@
-//! How calls begin whose arguments are JSON text: a name, and where the arguments stand.
+//! Recognizes the beginnings of calls whose arguments are JSON text: the name, and where the
+//! arguments begin.
 //!
 //! ```text
 //! {"name": "f", "arguments": {...}}                                 objects, in a list or not
@@ -7,18 +8,18 @@
 //! f[ARGS]{...}                                                                  Mistral
 //! ```
 //!
-//! A head is read before its arguments have come, so whatever may still become one is waited for.
+//! A head is parsed before its arguments have arrived, so text that may still become one is held.
 
 use serde_json::Value;
 
 use super::marked;
 
-/// The keys that arguments may have.
+/// Possible JSON keys of a call's arguments.
 const KEYS: [&str; 2] = ["arguments", "parameters"];
-/// The keys that a name may have.
+/// Possible JSON keys of a call's name.
 const NAMES: [&str; 2] = ["name", "tool_name"];
 
-/// Whether a text begins with a call, up to its arguments.
+/// Result of matching a text with the beginning of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Head {
     /// The text may become a call, with more bytes.
@@ -27,28 +28,28 @@ pub(crate) enum Head {
     No,
     /// The text is a call.
     Yes {
-        /// The tool.
+        /// Name of the tool.
         name: String,
-        /// Where the arguments' brace is.
+        /// Byte offset of the arguments' opening brace.
         at: usize,
     },
 }
 
-/// How the calls of a form begin.
+/// The formats in which calls begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heads {
-    /// Objects with a name in front of the arguments.
+    /// JSON objects with the name before the arguments.
     Objects,
-    /// Kimi K2's.
+    /// Kimi K2's format.
     Kimi,
-    /// DeepSeek's.
+    /// DeepSeek's format.
     DeepSeek,
-    /// Mistral's.
+    /// Mistral's format.
     Mistral,
 }
 
 impl Heads {
-    /// What stands in front of each call; empty where nothing does.
+    /// The mark before each call; empty if there is none.
     pub(crate) fn mark(self) -> &'static str {
         match self {
             Self::Objects => "",
@@ -58,7 +59,7 @@ impl Heads {
         }
     }
 
-    /// What ends arguments that are no JSON, beside the end of the block.
+    /// The mark that ends arguments that are not valid JSON, besides the end of the block.
     pub(crate) fn end(self) -> &'static str {
         match self {
             Self::Objects => "",
@@ -68,7 +69,7 @@ impl Heads {
         }
     }
 
-    /// Whether `text` begins with a call, behind its mark.
+    /// Matches `text`, after its mark, with the beginning of a call.
     pub(crate) fn head(self, text: &str) -> Head {
         let mut reader = Reader { text, at: 0 };
         let name = match self {
@@ -86,7 +87,7 @@ impl Heads {
     }
 }
 
-/// Bytes of a member of an object that stands behind the arguments: nothing where it may go on.
+/// Number of bytes of an object's member after the arguments; an error if it is incomplete or none.
 pub(crate) fn member(text: &str) -> Result<usize, Stop> {
     let mut reader = Reader { text, at: 0 };
     reader.string()?;
@@ -99,16 +100,16 @@ pub(crate) fn member(text: &str) -> Result<usize, Stop> {
     }
 }
 
-/// Why a text is not read further.
+/// Why parsing stopped.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// The text ends, and fits so far.
+    /// The text is incomplete, and valid so far.
     Short,
     /// The text is something else.
     Other,
 }
 
-/// A text, read up to a place.
+/// Parser over a text.
 struct Reader<'t> {
     text: &'t str,
     at: usize,
@@ -123,7 +124,7 @@ impl<'t> Reader<'t> {
         self.at = self.text.len() - self.rest().trim_start().len();
     }
 
-    /// Where the brace is that begins the arguments.
+    /// Offset of the brace that begins the arguments.
     fn brace(&mut self) -> Result<usize, Stop> {
         self.skip_space();
         match self.rest().chars().next() {
@@ -145,7 +146,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// What stands in front of a mark, and no call's mark in it.
+    /// The text before a mark, if it contains no mark of another call.
     fn before(&mut self, mark: &str, own: &str) -> Result<&'t str, Stop> {
         let rest = self.rest();
         let end = rest.find(mark);
@@ -157,7 +158,8 @@ impl<'t> Reader<'t> {
         Ok(before)
     }
 
-    /// The name in an object, up to the arguments. Text and numbers may stand before it.
+    /// Parses the members of an object up to the arguments, and returns the name. Strings and
+    /// numbers may come before it.
     fn object(&mut self) -> Result<String, Stop> {
         self.eat("{")?;
         let mut name = None;
@@ -189,7 +191,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A value that is no object and no list.
+    /// Parses a value that is neither object nor list.
     fn value(&mut self) -> Result<(), Stop> {
         self.skip_space();
         if self.rest().starts_with(['{', '[']) {
@@ -206,13 +208,13 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// `functions.f:0` and a mark.
+    /// Parses Kimi K2's head: `functions.f:0` and a mark.
     fn kimi(&mut self) -> Result<String, Stop> {
         let name = self.before(marked::KIMI_ARGUMENTS, marked::KIMI)?;
         Ok(marked::kimi_name(name).to_owned())
     }
 
-    /// `function`, a mark, a name and a fence; or a name and a mark.
+    /// Parses DeepSeek's head: `function`, a mark, a name and a fence; or a name and a mark.
     fn deepseek(&mut self) -> Result<String, Stop> {
         let before = self.before(marked::DEEPSEEK_NAME, marked::DEEPSEEK)?;
         self.skip_space();
@@ -236,7 +238,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A name and what stands in brackets.
+    /// Parses Mistral's head: a name and texts in brackets.
     fn mistral(&mut self) -> Result<String, Stop> {
         self.skip_space();
         let rest = self.rest();

@@ -1,5 +1,5 @@
-//! How the calls of each form are written, as a grammar: for calls that are forced from the
-//! output's beginning, and for those of strict tools from their mark on.
+//! Grammars of the formats of calls: for calls that are forced from the output's beginning, and for
+//! those of strict tools from their mark on.
 //!
 //! The mark that opens calls, and what stands behind it up to the last mark of a block, are those
 //! of the form ([`super::forms`]), as its chat template has them.
@@ -11,27 +11,27 @@ use super::forms::{Form, Headers, of};
 use super::hermes::{CLOSE, OPEN};
 use super::typed::Parameters;
 
-/// A tool whose calls are held to a schema.
+/// A tool whose calls are constrained to a schema.
 #[derive(Debug, Clone)]
 pub struct Function<'v> {
-    /// The name by which a call says it.
+    /// Name of the tool, as a call writes it.
     pub name: &'v str,
-    /// Of its arguments, an object.
+    /// JSON schema of the arguments, an object.
     pub schema: Value,
 }
 
-/// How calls are written.
+/// The grammar of calls in an output.
 #[derive(Debug)]
 pub struct Shape {
-    /// In front of a block of calls.
+    /// Text before a block of calls.
     pub open: String,
-    /// A block of calls behind that.
+    /// Grammar of a block of calls after that text.
     pub block: Piece,
-    /// Between two blocks, where there may be several.
+    /// Grammar between two blocks, if there may be several.
     pub between: Option<Piece>,
-    /// Calls are all of an output.
+    /// Whether calls are the whole output.
     pub at_start: bool,
-    /// Behind a call the output ends.
+    /// Whether the output ends after a call.
     pub then_ends: bool,
 }
 
@@ -54,7 +54,7 @@ fn any(functions: &[Function<'_>], one: impl Fn(&Function<'_>) -> Piece) -> Piec
     Piece::Any(functions.iter().map(named).collect())
 }
 
-/// One, or several behind each other.
+/// The grammar of one item, or of several with `between` in between.
 fn several(one: Piece, between: Piece, may_be_several: bool) -> Piece {
     match may_be_several {
         true => Piece::Several(Box::new(one), Box::new(between)),
@@ -62,7 +62,7 @@ fn several(one: Piece, between: Piece, may_be_several: bool) -> Piece {
     }
 }
 
-/// A key of an object in JSON, with what follows it.
+/// The grammar of a JSON object's key with the colon after it.
 fn key(name: &str) -> Vec<Piece> {
     vec![
         text(Value::from(name).to_string()),
@@ -72,12 +72,12 @@ fn key(name: &str) -> Vec<Piece> {
     ]
 }
 
-/// `{"name": "f", "arguments": {...}}`, with the keys of a form.
+/// The grammar of `{"name": "f", "arguments": {...}}`, with a form's keys.
 fn object(function: &Function<'_>, name: &str, arguments: &str) -> Piece {
     all(vec![text("{"), rest_of_object(function, name, arguments)])
 }
 
-/// The grammar of an object behind what stands in front of the first key.
+/// The grammar of such an object after the text before its first key.
 fn rest_of_object(function: &Function<'_>, name: &str, arguments: &str) -> Piece {
     let called = text(Value::from(function.name).to_string());
     let mut pieces = vec![Piece::Space];
@@ -92,7 +92,7 @@ fn rest_of_object(function: &Function<'_>, name: &str, arguments: &str) -> Piece
     all(pieces)
 }
 
-/// A list of such objects.
+/// The grammar of a JSON list of such objects.
 fn list(functions: &[Function<'_>], name: &str, arguments: &str, more: bool) -> Piece {
     in_list(
         any(functions, |function| object(function, name, arguments)),
@@ -100,7 +100,7 @@ fn list(functions: &[Function<'_>], name: &str, arguments: &str, more: bool) -> 
     )
 }
 
-/// One in a list, or several.
+/// The grammar of a JSON list of one item, or several.
 fn in_list(one: Piece, more: bool) -> Piece {
     let comma = all(vec![text(","), Piece::Space]);
     let calls = several(one, comma, more);
@@ -113,7 +113,7 @@ fn in_list(one: Piece, more: bool) -> Piece {
     ])
 }
 
-/// How the models of a template write calls of these functions, one or several.
+/// The grammar in which a template's models write one or several calls of these functions.
 pub fn shape(source: &str, functions: &[Function<'_>], more: bool) -> Option<Shape> {
     if let Some(headers) = Headers::of(source) {
         return Some(of_headers(headers, functions, more));
@@ -141,12 +141,12 @@ pub fn shape(source: &str, functions: &[Function<'_>], more: bool) -> Option<Sha
     })
 }
 
-/// Whether Mistral's templates have a name in front of each call's arguments.
+/// Whether Mistral's template writes a name before each call's arguments.
 fn is_named(source: &str) -> bool {
     source.contains("[ARGS]") || !source.contains("\"arguments\"")
 }
 
-/// A block of calls behind its mark.
+/// The grammar of a block of calls after its mark.
 fn block(form: Form, source: &str, functions: &[Function<'_>], more: bool) -> Piece {
     let close = || mark(form.close);
     let objects = || list(functions, "name", "arguments", more);
@@ -211,20 +211,20 @@ fn block(form: Form, source: &str, functions: &[Function<'_>], more: bool) -> Pi
     }
 }
 
-/// `call:f{a:1}`
+/// The grammar of Gemma 4's calls: `call:f{a:1}`.
 fn gemma(function: &Function<'_>) -> Piece {
     let value = Piece::Value(function.schema.clone(), Notation::Gemma);
     all(vec![text(format!("call:{}", function.name)), value])
 }
 
-/// `f(a=1)`
+/// The grammar of a call in Python's notation: `f(a=1)`.
 fn python(function: &Function<'_>) -> Piece {
     let arguments = Piece::Arguments(function.schema.clone());
     let open = text(format!("{}(", function.name));
     all(vec![open, arguments, text(")")])
 }
 
-/// `functions.f:0` and JSON, between marks each.
+/// The grammar of Kimi K2's calls: `functions.f:0` and JSON, each between marks.
 fn kimi(function: &Function<'_>) -> Piece {
     all(vec![
         mark("<|tool_call_begin|>"),
@@ -236,7 +236,7 @@ fn kimi(function: &Function<'_>) -> Piece {
     ])
 }
 
-/// A name and JSON between marks, in a fence or not.
+/// The grammar of DeepSeek's calls: a name and JSON between marks, optionally in a fence.
 fn deepseek(function: &Function<'_>, is_fenced: bool) -> Piece {
     let json = Piece::Json(function.schema.clone());
     let mut pieces = vec![mark("<｜tool▁call▁begin｜>")];
@@ -254,7 +254,7 @@ fn deepseek(function: &Function<'_>, is_fenced: bool) -> Piece {
     all(pieces)
 }
 
-/// `{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}`
+/// The grammar of Cohere's calls: `{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}`.
 fn cohere(function: &Function<'_>) -> Piece {
     let mut pieces = vec![text("{"), Piece::Space];
     pieces.extend(key("tool_call_id"));
@@ -266,7 +266,7 @@ fn cohere(function: &Function<'_>) -> Piece {
     all(pieces)
 }
 
-/// `f<arg_key>a</arg_key><arg_value>1</arg_value>`
+/// The grammar of GLM's calls: `f<arg_key>a</arg_key><arg_value>1</arg_value>`.
 fn keys_and_values(function: &Function<'_>) -> Piece {
     let tags = Tags {
         open: "<arg_key>",
@@ -283,7 +283,7 @@ fn keys_and_values(function: &Function<'_>) -> Piece {
     ])
 }
 
-/// `<function=f><parameter=a>1</parameter></function>`
+/// The grammar of Qwen 3 Coder's calls: `<function=f><parameter=a>1</parameter></function>`.
 fn tagged(function: &Function<'_>) -> Piece {
     let tags = Tags {
         open: "<parameter=",
@@ -333,7 +333,8 @@ fn of_headers(headers: Headers, functions: &[Function<'_>], more: bool) -> Shape
     }
 }
 
-/// `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix in each tag.
+/// The grammar of `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix in
+/// each tag.
 fn invokes(functions: &[Function<'_>], prefix: &str, close: &str, more: bool) -> Piece {
     let says_text = prefix == "｜DSML｜";
     let one = any(functions, |function| {
@@ -365,7 +366,7 @@ fn invokes(functions: &[Function<'_>], prefix: &str, close: &str, more: bool) ->
     ])
 }
 
-/// What stands around a parameter's name and its value.
+/// The texts around a parameter's name and its value.
 struct Tags {
     open: &'static str,
     named: &'static str,
@@ -421,7 +422,7 @@ impl Function<'_> {
         all(pieces)
     }
 
-    /// The texts that a parameter's schema lists, where it has no others.
+    /// The strings that a parameter's schema lists, if it allows no others.
     fn listed(&self, schema: &Value) -> Option<Vec<String>> {
         let place = schema["$ref"]
             .as_str()
@@ -440,7 +441,7 @@ impl Function<'_> {
             .collect()
     }
 
-    /// A parameter's schema as a document of its own.
+    /// A parameter's schema as a document of its own, with the definitions that it refers to.
     fn with_definitions(&self, schema: &Value) -> Value {
         let Value::Object(members) = schema else {
             return schema.clone();
@@ -455,7 +456,7 @@ impl Function<'_> {
     }
 }
 
-/// The schema of a tool's arguments, of what a request says: an object in any case.
+/// The schema of a tool's arguments; always an object.
 pub fn arguments_of(function: &Value, is_held: bool) -> Value {
     match &function["parameters"] {
         Value::Object(schema) if is_held && !schema.is_empty() => {

@@ -1,4 +1,4 @@
-//! Calls between `<tool_call>` and `</tool_call>`, where stand:
+//! Parses calls between `<tool_call>` and `</tool_call>`, in one of these notations:
 //!
 //! ```text
 //! {"name": "f", "arguments": {"a": 1}}                                      Hermes, Qwen 2.5 and 3
@@ -6,20 +6,20 @@
 //! f<arg_key>a</arg_key><arg_value>1</arg_value>                             GLM 4.5 and later
 //! ```
 //!
-//! In the last two a value is text where the tool's schema says so, and JSON where it parses as
-//! such otherwise.
+//! In the last two a value is text if the tool's schema says so; otherwise JSON if it parses as
+//! such.
 
 use serde_json::Value;
 
 use super::json::json_calls;
 use super::{ToolCall, tagged};
 
-/// What opens a call.
+/// Mark that opens a call.
 pub(crate) const OPEN: &str = "<tool_call>";
-/// What closes a call.
+/// Mark that closes a call.
 pub(crate) const CLOSE: &str = "</tool_call>";
 
-/// The calls that stand between [`OPEN`] and [`CLOSE`], or nothing if there are none.
+/// Parses the calls between [`OPEN`] and [`CLOSE`]; `None` if there are none.
 pub(crate) fn parse(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     let block = block.trim();
     if block.starts_with(['{', '[']) {

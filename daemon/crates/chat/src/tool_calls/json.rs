@@ -1,11 +1,11 @@
-//! Calls that are JSON objects.
+//! Parses calls that are JSON objects.
 
 use serde_json::Value;
 
 use super::{ToolCall, is_object, texts};
 
-/// A call of a JSON object: `name` or `tool_name`, and `arguments` or `parameters`,
-/// an object or one as text.
+/// Parses a call from a JSON object: `name` or `tool_name`, and `arguments` or `parameters`, an
+/// object or its text.
 pub(super) fn json_call(value: &Value) -> Option<ToolCall> {
     let value = match value.get("function") {
         Some(function) if function.is_object() => function,
@@ -32,7 +32,7 @@ pub(super) fn json_call(value: &Value) -> Option<ToolCall> {
     })
 }
 
-/// A JSON object, a list of them, or several, one behind the other.
+/// Parses calls from a JSON object, a list of them, or several one after the other.
 pub(crate) fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     let block = texts::escaped(block.trim());

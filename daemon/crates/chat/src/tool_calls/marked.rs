@@ -1,7 +1,7 @@
-//! Calls of a name and a JSON object, with marks around each: Mistral, Kimi K2 and DeepSeek.
+//! Parses calls of a name and a JSON object with marks around each: Mistral, Kimi K2 and DeepSeek.
 //!
-//! JSON tells where it ends, so that marks and fences in its strings are text. A call that is none
-//! is left out beside others.
+//! JSON determines its own end, so that marks and fences in its strings are text. An invalid call
+//! beside others is dropped.
 
 use std::borrow::Cow;
 
@@ -10,19 +10,18 @@ use serde_json::{Map, Value};
 use super::json::json_call;
 use super::{ToolCall, is_object, texts};
 
-/// In front of a call of Kimi K2's.
+/// Mark before a call of Kimi K2.
 pub(super) const KIMI: &str = "<|tool_call_begin|>";
-/// Behind its name.
+/// Mark between the name and the arguments in a call of Kimi K2.
 pub(super) const KIMI_ARGUMENTS: &str = "<|tool_call_argument_begin|>";
-/// In front of a call of DeepSeek's.
+/// Mark before a call of DeepSeek.
 pub(super) const DEEPSEEK: &str = "<｜tool▁call▁begin｜>";
-/// In front of its name or its arguments.
+/// Mark before the name or the arguments in a call of DeepSeek.
 pub(super) const DEEPSEEK_NAME: &str = "<｜tool▁sep｜>";
-/// In front of a call of Mistral's, or of a list of them.
+/// Mark before a call of Mistral, or a list of calls.
 pub(super) const MISTRAL: &str = "[TOOL_CALLS]";
 
-/// The JSON object that `text` begins with, as it is written but for control characters, and what
-/// is behind it.
+/// The JSON object at the beginning of `text`, with control characters escaped, and the rest.
 fn object(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let text = text.trim_start();
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Map<String, Value>>();
@@ -43,8 +42,8 @@ fn called(name: &str, arguments: &str) -> Option<ToolCall> {
     })
 }
 
-/// The calls behind each `mark`. `read` gives the call at the beginning of a text and what is
-/// behind it.
+/// Parses the call after each `mark`. `read` returns the call at the beginning of a text, and the
+/// rest.
 fn each(
     text: &str,
     mark: &str,
@@ -62,7 +61,8 @@ fn each(
     (!calls.is_empty()).then_some(calls)
 }
 
-/// A list; or `f[ARGS]{...}` or `f{...}`, each behind a mark of its own. An id may stand between.
+/// Parses Mistral's calls: a list; or `f[ARGS]{...}` or `f{...}`, each after its own mark,
+/// optionally with an id.
 pub(super) fn mistral(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     const MARK: &str = MISTRAL;
     let block = block.trim();
@@ -88,7 +88,7 @@ pub(super) fn mistral(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     (!calls.is_empty()).then_some(calls)
 }
 
-/// A name, what stands in brackets, and JSON.
+/// Parses one of Mistral's calls: a name, texts in brackets, and JSON.
 fn mistral_call(text: &str) -> Option<(ToolCall, &str)> {
     let text = text.trim_start();
     let (name, rest) = text.split_at(text.find(ends_name)?);
@@ -99,12 +99,12 @@ fn mistral_call(text: &str) -> Option<(ToolCall, &str)> {
     Some((called(name, &arguments).filter(|_| is_call)?, behind))
 }
 
-/// Whether a name of Mistral's ends in front of this.
+/// Whether a name in Mistral's calls ends before this character.
 pub(super) fn ends_name(c: char) -> bool {
     c.is_whitespace() || "[{".contains(c)
 }
 
-/// `functions.f:0`, a mark, and JSON, between marks each.
+/// Parses Kimi K2's calls: `functions.f:0`, a mark and JSON, each between marks.
 pub(super) fn kimi(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     each(block, KIMI, |text| {
         let (name, arguments) = text.split_once(KIMI_ARGUMENTS)?;
@@ -115,13 +115,14 @@ pub(super) fn kimi(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     })
 }
 
-/// The tool in `functions.f:0`.
+/// The tool's name in `functions.f:0`.
 pub(super) fn kimi_name(written: &str) -> &str {
     let name = written.trim().trim_start_matches("functions.");
     name.rsplit_once(':').map_or(name, |(name, _)| name).trim()
 }
 
-/// `function`, a mark, a name and JSON in a fence (V3, R1); or a name, a mark and JSON (V3.1).
+/// Parses DeepSeek's calls: `function`, a mark, a name and JSON in a fence (V3, R1); or a name, a
+/// mark and JSON (V3.1).
 pub(super) fn deepseek(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     each(block, DEEPSEEK, |text| {
         let (before, behind) = text.split_once(DEEPSEEK_NAME)?;

@@ -1,27 +1,27 @@
-//! Which forms of calls can be streamed as they come, and by what they are read.
+//! Which formats of calls can be streamed, and which reader they need.
 
 use super::heads::Heads;
 
 /// How calls are streamed as they come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pieces {
-    /// Calls are not given in pieces.
+    /// Calls are only given whole.
     None,
-    /// Arguments are JSON text, which is told as it stands.
+    /// Arguments are JSON text, which is sent as written.
     Text(Heads),
-    /// Parameters stand between tags; or it is JSON objects.
+    /// Parameters are between tags, or calls are JSON objects.
     Tags,
-    /// Arguments are written in another way than JSON.
+    /// Arguments are in a notation other than JSON.
     Written(Notation),
 }
 
-/// How calls are written that are read while they come.
+/// Notations of calls that can be streamed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notation {
     /// `<invoke name="f">`, with a prefix in each tag.
     Invokes(&'static str),
-    /// Gemma's.
+    /// Gemma's notation.
     Gemma,
-    /// Python's.
+    /// Python's notation.
     Python,
 }

@@ -1,4 +1,5 @@
-//! Calls in Python's notation: `[f(a=1, b="x"), g()]`, of literals only. Tuples are lists.
+//! Parses calls in Python's notation: `[f(a=1, b="x"), g()]`, with literals only. Tuples become
+//! lists.
 
 pub(crate) mod coming;
 
@@ -6,10 +7,10 @@ use serde_json::{Map, Value};
 
 use super::ToolCall;
 
-/// Deepest nesting of values.
+/// Maximum nesting depth of values.
 const NESTING_MAX: usize = 32;
 
-/// The calls of a list; nothing if it is none.
+/// Parses a list of calls; `None` if it is none.
 pub(super) fn calls(text: &str) -> Option<Vec<ToolCall>> {
     let mut reader = Reader { rest: text.trim() };
     reader.eat('[')?;
@@ -33,14 +34,14 @@ pub(super) fn calls(text: &str) -> Option<Vec<ToolCall>> {
     (reader.rest.trim().is_empty() && !calls.is_empty()).then_some(calls)
 }
 
-/// The value of a literal; nothing if the text is none.
+/// Parses a literal; `None` if the text is none.
 pub(super) fn literal(text: &str) -> Option<Value> {
     let mut reader = Reader { rest: text };
     let value = reader.value(0)?;
     reader.rest.trim().is_empty().then_some(value)
 }
 
-/// Whether names have it.
+/// Whether a character may be part of a name.
 fn of_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
@@ -55,8 +56,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Whether another member follows the `n` so far, before `close`. A comma may be behind the
-    /// last.
+    /// Whether another member follows the `n` parsed so far, before `close`. A trailing comma is
+    /// allowed.
     fn goes_on(&mut self, close: char, n: usize) -> Option<bool> {
         if self.eat(close).is_some() {
             return Some(false);
@@ -123,7 +124,7 @@ impl Reader<'_> {
         Some(list.into())
     }
 
-    /// What stands in parentheses: a tuple where there is a comma or nothing.
+    /// Parses an expression in parentheses: a tuple if there is a comma or nothing inside.
     fn tuple(&mut self, depth: usize) -> Option<Value> {
         self.eat('(')?;
         if self.eat(')').is_some() {
@@ -168,7 +169,7 @@ impl Reader<'_> {
         Some(c)
     }
 
-    /// What a backslash begins.
+    /// Parses an escape sequence after its backslash.
     fn escape(&mut self, text: &mut String) -> Option<()> {
         let from = self.rest;
         let code = match self.character()? {
@@ -200,7 +201,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// The number in the next digits, of which there are so many.
+    /// Parses a number of `least` to `most` digits in this radix.
     fn digits(&mut self, least: usize, most: usize, radix: u32) -> Option<u32> {
         let end = self.rest.find(|c: char| !c.is_digit(radix));
         let end = end.unwrap_or(self.rest.len()).min(most);
@@ -211,7 +212,7 @@ impl Reader<'_> {
             .filter(|_| end >= least)
     }
 
-    /// A character of four digits, or the two of a pair, as JSON writes it.
+    /// Parses four hexadecimal digits as a UTF-16 code unit, or two of them as a surrogate pair.
     fn unit(&mut self) -> Option<u32> {
         let first = self.digits(4, 4, 16)?;
         let behind = self.rest;
@@ -226,7 +227,7 @@ impl Reader<'_> {
     }
 }
 
-/// A number as Python has it and JSON has not: `.5`, `5.`, `+5`, `1_000`.
+/// Parses a number that Python allows and JSON does not: `.5`, `5.`, `+5`, `1_000`.
 fn number(word: &str) -> Option<Value> {
     let (sign, digits) = match word.strip_prefix('-') {
         Some(digits) => ("-", digits),

@@ -1,11 +1,11 @@
-//! What is known of calls while their block still comes, in forms whose arguments are not JSON.
+//! Reads calls before their block is complete, in formats whose arguments are not JSON.
 //!
-//! *Invariant:* what is told of a call's arguments is a beginning of what the form's parser makes
-//! of the block, if it takes it, whatever follows (tests
+//! *Invariant:* the arguments sent so far are a prefix of what the format's parser makes of the
+//! whole block, if it accepts it, whatever follows (tests
 //! `pieces_make_the_whole_however_a_text_is_split`,
-//! `notations_in_values_are_read_as_the_parser_reads_them`). Where that cannot be known, nothing
-//! more is told. Of a block that the parser refuses (Gemma 4, LFM2) what was told stays, and the
-//! call that broke it is no object.
+//! `notations_in_values_are_read_as_the_parser_reads_them`). If that cannot be known, nothing more
+//! is sent. If the parser rejects a block (Gemma 4, LFM2), what was sent stays, and the call that
+//! broke it has no valid object.
 
 use serde_json::Value;
 
@@ -15,21 +15,21 @@ use super::pieces::{Notation, Pieces};
 use super::python::coming as python;
 use super::tagged::coming::Tagged;
 
-/// A block of calls, as far as it is known.
+/// A streaming reader of a block of calls.
 #[derive(Debug)]
 pub(crate) enum Reading {
-    /// The notation cannot be given in pieces.
+    /// The notation cannot be streamed.
     None,
     /// Parameters stand between tags.
     Tagged(Box<Tagged>),
-    /// Gemma's.
+    /// Gemma's notation.
     Gemma(gemma::Coming),
-    /// Python's.
+    /// Python's notation.
     Python(python::Coming),
 }
 
 impl Reading {
-    /// A block that begins with `text`; nothing while that is too short to tell.
+    /// A reader for a block that begins with `text`; `None` while that is too short to decide.
     pub(crate) fn of(pieces: Pieces, text: &str) -> Option<Self> {
         match pieces {
             Pieces::Tags => Tagged::of_block(text).map(|tagged| Self::Tagged(Box::new(tagged))),
@@ -46,7 +46,7 @@ impl Reading {
         matches!(self, Self::None)
     }
 
-    /// Tells what is known by `block`, which has what it had before, and more.
+    /// Appends to `tell` what is known by `block`, which is the earlier block with more text.
     pub(crate) fn read(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) {
         match self {
             Self::None => {}

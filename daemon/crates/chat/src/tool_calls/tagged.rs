@@ -1,4 +1,4 @@
-//! Calls whose parameters stand between tags of their own.
+//! Parses calls whose parameters are in separate tags.
 //!
 //! ```text
 //! <function=f><parameter=a>1</parameter></function>
@@ -6,8 +6,8 @@
 //! f<arg_key>a</arg_key><arg_value>1</arg_value>
 //! ```
 //!
-//! A value ends at its closing tag. Where that is missing, it ends where the next parameter or the
-//! end of the call can be told from text. Of two values of one name the first counts.
+//! A value ends at its closing tag. If that is missing, it ends where the next parameter or the end
+//! of the call can be distinguished from text. Of two values of one name the first counts.
 
 pub(crate) mod coming;
 
@@ -16,41 +16,41 @@ use serde_json::{Map, Value};
 use super::ToolCall;
 use super::typed::Parameters;
 
-/// How parameters are written.
+/// The tags of a notation.
 #[derive(Debug)]
 struct Tags {
-    /// In front of a parameter's name.
+    /// Text before a parameter's name.
     open: String,
-    /// Behind the name.
+    /// Text after the name.
     named: String,
-    /// In front of the value, where it has a tag of its own.
+    /// Text before the value, if it has its own tag.
     value: String,
-    /// Behind the value.
+    /// Text after the value.
     close: String,
-    /// In front of a call's name; empty where each call has a block of its own.
+    /// Text before a call's name; empty if each call has its own block.
     call: String,
-    /// Behind a call's parameters; empty where nothing is.
+    /// Text after a call's parameters; empty if there is none.
     call_close: String,
-    /// Behind all calls, where some models write it; else empty.
+    /// Text after all calls that some models write; else empty.
     all: String,
-    /// Names are in quotation marks, and attributes may follow them.
+    /// Whether names are in quotation marks and may be followed by attributes.
     quoted: bool,
 }
 
-/// `<function=f>...</function>`, one or several.
+/// Parses `<function=f>...</function>`, one or several.
 pub(super) fn functions(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     Tags::functions().calls(block, tools)
 }
 
-/// `<invoke name="f">...</invoke>`, one or several, with a prefix in each tag. A value is text
-/// where its tag says so.
+/// Parses `<invoke name="f">...</invoke>`, one or several, with a prefix in each tag. A value is
+/// text if its tag says so.
 pub(crate) fn invokes(block: &str, prefix: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     let tags = Tags::invokes(prefix);
     let block = block.trim_end();
     tags.calls(block.strip_suffix(&*tags.all).unwrap_or(block), tools)
 }
 
-/// A name, and keys and values behind it.
+/// Parses a name followed by keys and values in tags.
 pub(super) fn keys_and_values(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     let tags = Tags::keys_and_values();
     let end = block.find(&tags.open).unwrap_or(block.len());
@@ -65,7 +65,7 @@ fn says_text(attributes: &str) -> bool {
     attributes.contains("string=\"true\"")
 }
 
-/// The value that a parameter has, from how it is written.
+/// The value of a parameter, from its text.
 fn value_of(parameters: Parameters, key: &str, is_text: bool, text: &str) -> Value {
     match is_text {
         true => text.into(),
@@ -123,7 +123,8 @@ impl Tags {
         }
     }
 
-    /// All calls of a block. What names no tool is left out where tags alone would be a call.
+    /// Parses all calls of a block. If tags alone would make a call, calls without a known tool's
+    /// name are dropped.
     fn calls(&self, block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
         let mut calls = Vec::new();
         let mut rest = block;
@@ -146,7 +147,7 @@ impl Tags {
         (!calls.is_empty()).then_some(calls)
     }
 
-    /// The name in a tag, the tag's attributes, and what is behind the tag.
+    /// The name in a tag, the tag's attributes, and the text after the tag.
     fn head<'t>(&self, text: &'t str) -> Option<(&'t str, &'t str, &'t str)> {
         let (name, behind) = text.split_once(&*self.named)?;
         let (attributes, behind) = match self.quoted {
@@ -156,7 +157,8 @@ impl Tags {
         Some((name.trim(), attributes, behind))
     }
 
-    /// The parameters of a call from `text` on, and what is behind the call.
+    /// Parses the parameters of a call at the beginning of `text`; returns them and the text after
+    /// the call.
     fn arguments<'t>(
         &self,
         text: &'t str,
@@ -191,7 +193,7 @@ impl Tags {
         }
     }
 
-    /// The value at the beginning of `text`, and what is behind it.
+    /// Finds the value at the beginning of `text`; returns it and the rest.
     fn value<'t>(
         &self,
         text: &'t str,
@@ -217,8 +219,8 @@ impl Tags {
         (value.strip_suffix('\n').unwrap_or(value), behind)
     }
 
-    /// Whether the tag of another parameter begins here: one that is given nowhere else, since
-    /// what is given behind is only written about here.
+    /// Whether the tag of another parameter begins here that is not given elsewhere: a tag of one
+    /// that is given later is only text.
     fn begins_parameter(&self, text: &str, is_parameter: impl Fn(&str) -> bool) -> bool {
         let Some(behind) = text.strip_prefix(&*self.open) else {
             return false;
@@ -231,7 +233,7 @@ impl Tags {
         is_parameter(key.trim()) && !behind[..end.unwrap_or(behind.len())].contains(tag)
     }
 
-    /// Whether the call ends here: no other parameter follows, but the end or another call.
+    /// Whether the call ends here: the end or another call follows, not a parameter.
     fn ends_call(&self, text: &str, tools: &[Value]) -> bool {
         let behind = text.strip_prefix(&*self.call_close);
         let Some(behind) = behind.filter(|_| !self.call_close.is_empty()) else {

@@ -1,19 +1,19 @@
-//! Texts in JSON as models write them: with line breaks and tabs as they are, where JSON has
-//! escapes. Who runs a call reads JSON, and gets these.
+//! Escapes control characters in JSON strings that models write raw, such as line breaks and tabs,
+//! so that the arguments of calls are valid JSON.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// JSON text that comes in pieces, as far as it is known what of it stands in texts.
+/// Tracks strings in JSON text that arrives in pieces.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Texts {
     in_text: bool,
-    /// A backslash in a text, and what it says has not come.
+    /// Whether a string ends in a backslash whose escape has not arrived yet.
     escaped: bool,
 }
 
 impl Texts {
-    /// `more` with escapes for the control characters in its texts. What is JSON stays as it is.
+    /// `more` with the control characters in its strings escaped. Valid JSON stays unchanged.
     pub(crate) fn escape<'t>(&mut self, more: &'t str) -> Cow<'t, str> {
         let mut written: Option<String> = None;
         for (at, c) in more.char_indices() {
@@ -40,7 +40,7 @@ impl Texts {
         written.map_or(Cow::Borrowed(more), Cow::Owned)
     }
 
-    /// Takes a character; whether it is one that a text of JSON cannot have as it is.
+    /// Processes a character; returns whether it has to be escaped in a JSON string.
     fn take(&mut self, c: char) -> bool {
         match c {
             c if self.in_text && c < ' ' => {
@@ -56,12 +56,12 @@ impl Texts {
     }
 }
 
-/// All of a JSON text with escapes for the control characters in its texts.
+/// A whole JSON text with the control characters in its strings escaped.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     Texts::default().escape(text)
 }
 
-/// Where the object or list ends that `text` begins with, as its brackets tell.
+/// Offset at which the object or list at the beginning of `text` ends, by its brackets.
 pub(crate) fn end(text: &str) -> Option<usize> {
     let (mut texts, mut depth) = (Texts::default(), 0_usize);
     for (at, c) in text.char_indices() {
@@ -78,7 +78,7 @@ pub(crate) fn end(text: &str) -> Option<usize> {
     None
 }
 
-/// Bytes at the end of `text` that may begin `mark`.
+/// Number of bytes at the end of `text` that may begin `mark`.
 pub(crate) fn partial(text: &str, mark: &str) -> usize {
     let most = text.len().min(mark.len().saturating_sub(1));
     (1..=most)

@@ -1,20 +1,21 @@
-//! Values of parameters that are written as they are, by what the tool's schema says of them.
+//! Converts parameters that are written without quotation marks to values, by the types in the
+//! tool's schema.
 
 use serde_json::Value;
 
 use super::python;
 
-/// Schemas of one value that are looked at; what more there is may allow anything.
+/// Maximum number of schemas examined for one value; beyond that anything is allowed.
 const SCHEMAS_MAX: usize = 256;
-/// Deepest nesting of schemas, by their references too.
+/// Maximum nesting of schemas, including references.
 const NESTING_MAX: usize = 16;
 
-/// Longest number where text is allowed: what is longer is text.
+/// Maximum length of a number if text is allowed, too: longer ones are text.
 const NUMBER_MAX_BYTES: usize = 64;
-/// What JSON has as space.
+/// White space in JSON.
 const SPACE: [char; 4] = [' ', '\t', '\n', '\r'];
 
-/// The kinds of values, a bit each.
+/// A set of JSON types, one bit each.
 type Kinds = u8;
 const TEXT: Kinds = 1;
 const NUMBER: Kinds = 2;
@@ -24,7 +25,7 @@ const LIST: Kinds = 16;
 const OBJECT: Kinds = 32;
 const ANY: Kinds = 63;
 
-/// What a tool says of its parameters.
+/// The types of a tool's parameters, from its schema.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parameters<'v>(&'v Value);
 
@@ -41,13 +42,13 @@ impl<'v> Parameters<'v> {
         Self(&Value::Null)
     }
 
-    /// Whether there is a parameter of this name.
+    /// Whether the tool has a parameter of this name.
     pub(super) fn has(self, key: &str) -> bool {
         self.0["properties"].get(key).is_some()
     }
 
-    /// The value of a parameter, from how it is written: JSON of a kind that the schema allows,
-    /// else text where that is allowed.
+    /// The value of a parameter from its text: JSON of a type that the schema allows, else text if
+    /// that is allowed.
     pub(super) fn value(self, key: &str, text: &str) -> Value {
         let allowed = self.kinds(key);
         let is_text = allowed & TEXT != 0;
@@ -67,8 +68,7 @@ impl<'v> Parameters<'v> {
         }
     }
 
-    /// Whether the value of a parameter is text as it is written, if it begins so and however it
-    /// goes on.
+    /// Whether a parameter's value that begins with `begun` is text however it goes on.
     pub(super) fn is_text(self, key: &str, begun: &str) -> bool {
         let allowed = self.kinds(key);
         // Quotation marks are a part of what can only be text.
@@ -147,7 +147,7 @@ fn named(name: &Value) -> Kinds {
     }
 }
 
-/// The kinds of JSON that a text may be which begins so.
+/// The JSON types that a text beginning with `begun` may have.
 fn json_of(begun: &str) -> Kinds {
     let text = begun.trim_start_matches(SPACE);
     let may_be = |word: &str| word.starts_with(text) || text.trim_end_matches(SPACE) == word;

@@ -59,9 +59,9 @@ pub(crate) struct Occupant {
 /// What the engine did for a while, from the view of requests that were not part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Meanwhile {
-    /// It ran a slice of another pass.
+    /// The engine ran a slice of another pass.
     Slice(Occupant),
-    /// It ran no slice, and may have waited for a model's weights.
+    /// The engine ran no slice, and may have waited for a model's weights.
     Between(Option<WaitsFor>),
 }
 

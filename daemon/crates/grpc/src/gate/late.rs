@@ -1,4 +1,4 @@
-//! A call whose handler is late, or whose body does not come, ends with the daemon's own code.
+//! Ends a call with the daemon's own code if its handler or its body is late.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -14,10 +14,10 @@ use crate::status_code::status;
 
 type Answer = Result<Response<Body>, Infallible>;
 
-/// What `handler` gives, or DEADLINE_EXCEEDED at `until`.
+/// The response of `handler`, or DEADLINE_EXCEEDED at `until`.
 ///
-/// The server's timer, which says CANCELLED, is polled behind this one, in the same task, and fires
-/// later: whichever thread is late, ours is seen first.
+/// The server's timer, which ends calls with CANCELLED, is polled after this one in the same task
+/// and fires later, so this one always comes first.
 pub(super) async fn until_deadline(
     until: Option<Instant>,
     handler: impl Future<Output = Answer>,

@@ -8,25 +8,25 @@ use rocmforge_service::{REQUEST_MAX_BYTES, SMALL_REQUEST_MAX_BYTES};
 
 use super::shape::Shape;
 
-/// Largest request that is a list of ids.
+/// Maximum size in bytes of a request that is a list of ids.
 const IDS_MAX_BYTES: usize = 8 << 20;
-/// How long a stream of text may be unread while others wait.
+/// How long a stream may be unread while other requests wait.
 const UNREAD_WHILE_OTHERS_WAIT: Duration = Duration::from_secs(10);
 
-/// A call's bounds.
+/// The limits and the role of an RPC.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Method {
-    /// Largest body of its request.
+    /// Maximum size of the request's body in bytes.
     pub(super) request_max_bytes: usize,
-    /// Checks that are made of the request message before it is decoded.
+    /// Checks that are made on the encoded request before it is decoded.
     pub(super) shape: Shape,
-    /// Role that the client needs.
+    /// Role that the client needs; `None` for any client.
     pub(super) role: Option<Role>,
-    /// Answered also where everything is full.
+    /// Whether the RPC is served also on reserved connections.
     pub(super) is_light: bool,
     /// Whether the client streams: requests come one after another during the call.
     pub(super) streams_in: bool,
-    /// Rule by which an unread reply of the RPC is ended.
+    /// Rule by which an unread reply is ended.
     pub(super) unread: Rule,
 }
 

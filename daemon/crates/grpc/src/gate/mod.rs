@@ -1,5 +1,5 @@
-//! What every call passes before and after its handler: bounds on what a client
-//! may make the daemon hold.
+//! Checks and limits of every call, before and after its handler: they bound the memory that a
+//! client can make the daemon hold.
 //!
 //! ```text
 //! connection kept for health and status?  -> other calls are refused
@@ -14,8 +14,8 @@
 //!
 //! *Invariant:* the bytes of requests that are being read stay within
 //! [`rocmforge_service::READING_MAX_BYTES`] beside a frame of each call, but for reflection, whose
-//! requests stream (test `requests_in_reading_have_a_bound_all_together`). A refusal holds nothing
-//! back. *Invariant:* nothing here waits but for the caller's groups, and for the body
+//! requests stream (test `requests_in_reading_have_a_bound_all_together`). A rejected call holds no
+//! bytes. *Invariant:* nothing here waits but for the caller's groups, and for the body
 //! [`BODY_WAIT_MAX`] at most (test `a_request_that_does_not_end_is_ended`).
 
 mod late;
@@ -50,10 +50,10 @@ use self::replies::Reply;
 use super::arrival;
 use super::status_code::status;
 
-/// When to try again where bytes are short.
+/// Delay after which a client should retry when too many bytes are being read.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The bounds, for all connections.
+/// The limits, shared by all connections.
 #[derive(Debug)]
 pub(super) struct Bounds {
     context: Arc<Daemon>,
@@ -70,7 +70,7 @@ impl Bounds {
         })
     }
 
-    /// Ends streams that nobody reads, for as long as it is polled.
+    /// Ends streams that nobody reads; runs for as long as it is polled.
     pub(super) async fn watch(&self) {
         let engine = &self.context.engine;
         let others_wait = || engine.snapshot().others_wait();
@@ -78,7 +78,7 @@ impl Bounds {
     }
 }
 
-/// Puts the bounds around services.
+/// Wraps services with the checks and limits.
 #[derive(Debug, Clone)]
 pub(super) struct GateLayer(pub(super) Arc<Bounds>);
 
@@ -93,7 +93,7 @@ impl<S> Layer<S> for GateLayer {
     }
 }
 
-/// A service behind the bounds.
+/// A service behind the checks and limits.
 #[derive(Debug, Clone)]
 pub(super) struct Gate<S> {
     inner: S,
@@ -173,7 +173,7 @@ impl Bounds {
         }
     }
 
-    /// The request with its body here, and the count of its bytes.
+    /// Reads the request's body completely, and counts its bytes.
     async fn read(
         &self,
         method: &Method,
@@ -217,7 +217,7 @@ impl Bounds {
     }
 }
 
-/// A body that is here; its frames are freed as they are taken.
+/// A collected body; its frames are freed as they are taken.
 #[derive(Debug)]
 struct Collected(std::vec::IntoIter<Bytes>);
 

@@ -1,5 +1,5 @@
-//! A reply as gRPC's transport takes it: one that was ended has a status behind whole messages, and
-//! is reset inside of one.
+//! The body of a reply for gRPC's transport: one that is ended early has a status after whole
+//! messages, and is reset inside of one.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,7 +14,7 @@ use tonic::codegen::http::HeaderMap;
 
 use crate::status_code;
 
-/// The body of a reply.
+/// The body of a reply, counted while it is sent.
 pub(super) struct Reply(pub(super) Outgoing<Body>);
 
 impl http_body::Body for Reply {

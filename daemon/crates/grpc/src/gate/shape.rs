@@ -1,9 +1,9 @@
-//! Requests whose decoded form is many times their bytes: two bytes make an empty message of a
-//! conversation, which takes fifty once decoded. They are counted in the encoded form, before
-//! anything is allocated for them.
+//! Limits the lists in encoded requests, since a decoded request can be many times larger than its
+//! bytes: two bytes make an empty message of a conversation, which takes fifty once decoded. They
+//! are counted in the encoded form, before anything is allocated for them.
 //!
-//! Knows as much of the encoding as it needs: fields by number, and which of them are lists. What
-//! is malformed is left for the decoder to refuse.
+//! Parses only what it needs: fields by number, and which of them are lists. Malformed messages are
+//! left to the decoder.
 
 use std::borrow::Cow;
 
@@ -19,28 +19,28 @@ use tonic::Status;
 
 use crate::status_code::status;
 
-/// Bytes before a message: whether it is compressed, and its length.
+/// Bytes of gRPC's header of a message: a compression flag and the length.
 const FRAME_HEADER: usize = 5;
-/// Entries of a list that pass here and are refused, with its own words, by the
-/// check of the decoded request.
+/// Number of excess list entries that pass here, so that the check of the decoded request rejects
+/// them with its own message.
 const SLACK: usize = 16;
 
-/// What a request is checked for.
+/// Which lists of a request are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// No check: the decoded message is about as large.
+    /// None: the decoded message is about as large as the encoded one.
     Any,
-    /// `GenerateRequest`: the lists of `sampling`.
+    /// The lists of `GenerateRequest`: those of `sampling`.
     Generate,
-    /// `ChatRequest`: `messages` and their lists, `tools`, and the lists of `sampling`.
+    /// The lists of `ChatRequest`: `messages` and their lists, `tools`, and those of `sampling`.
     Chat,
-    /// `EmbedRequest`: `inputs`.
+    /// The list of `EmbedRequest`: `inputs`.
     Embed,
-    /// `RerankRequest`: `documents`.
+    /// The list of `RerankRequest`: `documents`.
     Rerank,
 }
 
-/// Refuses a request with longer lists than may be.
+/// Rejects a request with lists that are too long.
 pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
     let lists: &[(&str, &[u64], usize)] = match shape {
         Shape::Any => return Ok(()),
@@ -82,7 +82,7 @@ pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
     Ok(())
 }
 
-/// How many entries the list at `path` has.
+/// Number of entries of the list at the field path `path`.
 fn count(message: &[u8], path: &[u64]) -> usize {
     let Some((&field, deeper)) = path.split_first() else {
         return 1;
@@ -91,7 +91,7 @@ fn count(message: &[u8], path: &[u64]) -> usize {
     of_field.map(|(_, value)| count(value, deeper)).sum()
 }
 
-/// The fields of a message that have a length, with their bytes.
+/// Iterator over the length-delimited fields of a message, with their bytes.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {

@@ -21,7 +21,7 @@ use super::call::{Call, fresh_id, json as answer};
 use super::count::Counted;
 use super::{count, reply, start, timings};
 
-/// The handler of messages.
+/// Handler of `POST /v1/messages`.
 pub(super) async fn messages(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /v1/messages", &request);
     let result = complete(&call, request).await;
@@ -57,7 +57,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     }))
 }
 
-/// A part as a block of content.
+/// Converts a part of an output to a content block.
 fn block(part: Part) -> Option<Value> {
     Some(match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
@@ -74,8 +74,8 @@ fn block(part: Part) -> Option<Value> {
     })
 }
 
-/// A call's arguments as an object; nothing where they are none, as where the answer's end has cut
-/// them: clients would call the tool without any, so that such a call is told as text.
+/// A call's arguments as an object; `None` if they are not valid, for example because the output
+/// was cut: clients would call the tool without arguments, so the call is sent as text.
 fn input(call: &ToolCall) -> Option<Map<String, Value>> {
     serde_json::from_str(&call.arguments).ok()
 }
@@ -96,7 +96,7 @@ fn stop_reason(ended: &Ended) -> &'static str {
     }
 }
 
-/// What an answer took. Tokens of the prompt that were not recomputed are none of its input.
+/// Token counts of a response. Prompt tokens from the prefix cache do not count as input.
 fn usage(ended: &Ended) -> Value {
     let read = ended.reused_tokens;
     let computed = ended.prompt_tokens.saturating_sub(read);
@@ -115,7 +115,7 @@ fn usage_of(input: u32, read: u32, output: u32) -> Value {
     })
 }
 
-/// The handler of counts.
+/// Handler of `POST /v1/messages/count_tokens`.
 pub(super) async fn count_tokens(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /v1/messages/count_tokens", &request);
     let result = count(&call, request).await;
@@ -130,7 +130,7 @@ async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
     count::input_tokens(call, conversation, violations, counted).await
 }
 
-/// A field as Anthropic's requests have it.
+/// The name of a field in Anthropic's requests.
 fn name(field: &str) -> String {
     match field {
         "sampling.stop" => "stop_sequences".to_owned(),
@@ -138,7 +138,7 @@ fn name(field: &str) -> String {
     }
 }
 
-/// Violations in these names.
+/// An empty list of violations that uses these names.
 fn violations() -> Violations {
     Violations::named(name)
 }

@@ -1,4 +1,4 @@
-//! What a request for a message says, as the conversation that templates see.
+//! Converts Anthropic's requests to conversations.
 
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_tokenizer::{Content, Ending, Message, Seen, ToolCall};
@@ -12,13 +12,14 @@ use super::super::start::Conversation;
 use super::super::{format, media};
 use super::{tools, violations};
 
-/// What Claude Code writes into system texts for Anthropic's own machines. It is another with every
-/// request, so that no prompt would begin like the one before: a line that begins so,
+/// First words of a line that Claude Code puts into system prompts for Anthropic's servers. The
+/// line differs in every request, so cached prefixes would never match; it is removed.
 const BILLING: &str = "x-anthropic-billing-header:";
-/// and how many tokens are left, between these two, from which nothing here counts.
+/// Marks around the number of tokens left, which Claude Code puts into system prompts; the text
+/// between them is removed, too.
 const COUNTER: [&str; 2] = ["<total_tokens>", "</total_tokens>"];
 
-/// The body of both routes.
+/// The body of `/v1/messages` and `/v1/messages/count_tokens`.
 #[derive(Debug, Deserialize)]
 pub(super) struct MessagesRequest {
     #[serde(default, deserialize_with = "model_name")]
@@ -46,7 +47,7 @@ struct WireMessage {
 }
 
 impl MessagesRequest {
-    /// The conversation that is to be answered.
+    /// The conversation to continue.
     pub(super) fn conversation(self) -> Result<(Conversation, Violations), Failure> {
         let wrong = |why: &str| Err(failure::invalid("max_tokens", why));
         match self.max_tokens {
@@ -56,7 +57,7 @@ impl MessagesRequest {
         }
     }
 
-    /// The conversation, where no answer is asked for.
+    /// The conversation to count tokens of.
     pub(super) fn for_counting(self) -> Result<(Conversation, Violations), Failure> {
         let (kwargs, is_quiet) = thinking(self.thinking.as_ref(), self.output_config.as_ref())?;
         let (tools, mut missing) = tools::read(self.tools, self.tool_choice.as_ref())?;
@@ -119,8 +120,8 @@ impl MessagesRequest {
     }
 }
 
-/// Whether a message that ends a conversation is the beginning of the answer, as this route has it:
-/// the model's own, with a text behind all that it thought, and no call.
+/// Whether the last message is the beginning of the response (prefill): the assistant's own, with
+/// text after its reasoning, and no call.
 fn is_begun(last: &Message) -> bool {
     let says = match &last.content {
         Content::None => false,
@@ -130,7 +131,7 @@ fn is_begun(last: &Message) -> bool {
     last.role == "assistant" && says && last.tool_calls.is_empty()
 }
 
-/// Parts of a system prompt are one text: templates know none there.
+/// Joins the parts of a system prompt to one text, since templates do not take parts there.
 fn joined(content: Content) -> Content {
     match content {
         Content::Parts(parts) => {
@@ -144,8 +145,8 @@ fn joined(content: Content) -> Content {
     }
 }
 
-/// The message without [`BILLING`] and [`COUNTER`], where it is the system's; nothing
-/// where it says nothing else.
+/// A system message without [`BILLING`] and [`COUNTER`]; `None` if nothing is left. Other messages
+/// stay.
 fn steady(mut message: Message) -> Option<Message> {
     if message.role != "system" {
         return Some(message);
@@ -182,7 +183,7 @@ fn steady(mut message: Message) -> Option<Message> {
     Some(message)
 }
 
-/// The text without [`BILLING`] and [`COUNTER`]; nothing where it has neither.
+/// The text without [`BILLING`] and [`COUNTER`]; `None` if it has neither.
 fn without_counts(text: &str) -> Option<String> {
     let [open, close] = COUNTER;
     if !text.contains(BILLING) && !text.contains(open) {
@@ -234,7 +235,7 @@ fn thinking(
     Ok((kwargs, false))
 }
 
-/// What a tool returned, as a message of its own.
+/// Converts a tool's result to a separate message.
 fn tool_result(block: &mut Value, field: impl Fn() -> String) -> Result<Message, Failure> {
     let id = take_text(block, "tool_use_id", &field)?;
     let said = match take(block, "content") {
@@ -263,7 +264,7 @@ fn tool_result(block: &mut Value, field: impl Fn() -> String) -> Result<Message,
     })
 }
 
-/// One message, which may be several for a template: each result of a tool is one of its own.
+/// Converts a message, which may become several: each tool result is a message of its own.
 fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(), Failure> {
     let blocks = match wire.content {
         TextOr::Text(text) => {

@@ -24,7 +24,7 @@ enum Block {
     Call,
 }
 
-/// Writes the events.
+/// Writer of Anthropic's stream events.
 #[derive(Debug)]
 pub(super) struct MessageEvents {
     id: String,
@@ -32,7 +32,7 @@ pub(super) struct MessageEvents {
     request_id: String,
     prompt_tokens: u32,
     open: Option<Block>,
-    /// The number of the next block.
+    /// Index of the next block.
     index: u32,
 }
 

@@ -1,9 +1,8 @@
-//! The tools of a request for a message: those that a client has, those of Anthropic's that a
-//! client
-//! runs itself, and those that Anthropic's machines have.
+//! Tools of Anthropic's requests: the client's own, Anthropic's tools that a client runs, and tools
+//! that Anthropic's servers run.
 //!
-//! The last are left out, and the model is told so: Claude Code offers them with some requests, and
-//! a request that was refused for one would end the session.
+//! The last are removed, and the model is told so: Claude Code offers them with some requests, and
+//! a rejected request would end the session.
 
 use rocmforge_chat::tool_calls::{self, Tools};
 use rocmforge_chat::tools;
@@ -15,10 +14,10 @@ use super::super::prompt::take;
 
 /// Maximum number of tools that the system prompt lists as not available.
 const MISSING_MAX: usize = 32;
-/// Longest name of one, in characters.
+/// Maximum length of a missing tool's name that the model is told, in characters.
 const NAME_MAX_CHARS: usize = 64;
 
-/// Tools in OpenAI's shape, and the names of those that are not available.
+/// The tools in OpenAI's format, and the names of those that are not available.
 pub(super) fn read(
     tools: Option<Vec<Value>>,
     choice: Option<&Value>,
@@ -57,7 +56,7 @@ pub(super) fn read(
     Ok((tools, missing))
 }
 
-/// The choice as the others have it; none where it names what is not available.
+/// The tool choice in OpenAI's format; `None` if it names a tool that is not available.
 fn chosen(choice: Option<&Value>, described: &[Value], missing: &[String]) -> Option<Value> {
     let choice = choice?;
     let named = |name: &str| missing.iter().any(|missing| missing == name);
@@ -69,8 +68,7 @@ fn chosen(choice: Option<&Value>, described: &[Value], missing: &[String]) -> Op
     }
 }
 
-/// What the tools of Anthropic's take that a client runs: their requests name the type alone, as
-/// Claude knows the rest.
+/// Name and parameters of Anthropic's tools that a client runs: requests only give their type.
 fn schema_of(kind: &str) -> Option<(&'static str, Value)> {
     let name = kind.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
     let text = json!({"type": "string"});
@@ -105,7 +103,7 @@ fn schema_of(kind: &str) -> Option<(&'static str, Value)> {
     })
 }
 
-/// The names of MCP servers that a request wants to have called.
+/// The names of MCP servers in a request, which are not available.
 pub(super) fn servers(servers: Option<&[Value]>) -> impl Iterator<Item = String> + use<> {
     let servers = servers.unwrap_or_default().iter();
     let names = servers.map(|server| server["name"].as_str().unwrap_or("an MCP server"));
@@ -113,7 +111,7 @@ pub(super) fn servers(servers: Option<&[Value]>) -> impl Iterator<Item = String>
     names.into_iter()
 }
 
-/// Tells the model, behind what the system says, which tools are not available.
+/// Appends to the system prompt which tools are not available.
 pub(super) fn tell_missing(missing: &[String], messages: &mut Vec<Message>) {
     if missing.is_empty() {
         return;

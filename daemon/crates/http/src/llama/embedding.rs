@@ -30,8 +30,8 @@ struct EmbeddingRequest {
     input_type: Option<String>,
 }
 
-/// The handler of `POST /embedding`: llama-server's list where the texts are called `content`, and
-/// where each token has a vector, else what `/v1/embeddings` gives.
+/// Handler of `POST /embedding`: llama-server's list if the texts are in `content` or each token
+/// has a vector, else the response of `/v1/embeddings`.
 pub(in super::super) async fn embedding(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -74,7 +74,7 @@ async fn answered(call: &Call, request: Request) -> Result<Response, Failure> {
     list(embedded.await?).answer(call)
 }
 
-/// Whether the model of a request gives each token a vector.
+/// Whether a request's model computes a vector for each token.
 async fn gives_each_token(call: &Call, body: &Value) -> Result<bool, Failure> {
     let name = match body.get("model") {
         Some(Value::String(name)) => name.clone(),
@@ -90,8 +90,8 @@ async fn gives_each_token(call: &Call, body: &Value) -> Result<bool, Failure> {
     }
 }
 
-/// For each text its index and the list of its vectors. What is written at a time is one vector: a
-/// text can have thousands.
+/// For each text its index and the list of its vectors, written one vector at a time, since a text
+/// can have thousands.
 fn list(
     embedded: Embedded,
 ) -> List<impl FnMut(usize, &mut Vec<u8>) -> serde_json::Result<()> + Send + 'static> {

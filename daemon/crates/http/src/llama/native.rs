@@ -1,4 +1,4 @@
-//! llama-server's own routes of text: `/completion` (and `/completions`), `/infill`, `/detokenize`.
+//! llama-server's own text routes: `/completion` (and `/completions`), `/infill`, `/detokenize`.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ struct CompletionRequest {
     stream: Option<bool>,
     #[serde(default, deserialize_with = "whole_number")]
     n_predict: Option<i64>,
-    /// What OpenAI's clients call it.
+    /// OpenAI's name of `n_predict`.
     #[serde(default, deserialize_with = "whole_number")]
     max_tokens: Option<i64>,
     stop: Option<TextOr<String>>,
@@ -52,13 +52,13 @@ struct CompletionRequest {
     /// Number of most likely tokens that are returned for each generated token; 0 for none.
     #[serde(default, deserialize_with = "whole_number")]
     n_probs: Option<i64>,
-    /// Whether probabilities are those behind all samplers.
+    /// Whether probabilities are those after all samplers.
     post_sampling_probs: Option<bool>,
-    /// Each piece of a stream has the times so far.
+    /// Whether each piece of a stream has the times so far.
     timings_per_token: Option<bool>,
 }
 
-/// A text of another file.
+/// Context from another file.
 #[derive(Debug, Deserialize)]
 struct Extra {
     #[serde(default)]
@@ -67,7 +67,7 @@ struct Extra {
     text: String,
 }
 
-/// The handler of a text that is continued.
+/// Handler of `POST /completion`.
 pub(in super::super) async fn completion(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -83,8 +83,8 @@ pub(in super::super) async fn completion(
     call.respond(result)
 }
 
-/// A prompt in llama-server's forms: those of `/v1/completions`, an object with `prompt_string`,
-/// and a list in which texts and ids follow each other.
+/// Parses a prompt in llama-server's forms: those of `/v1/completions`, an object with
+/// `prompt_string`, and a list of texts and ids.
 async fn prompt_of(call: &Call, model: &str, asked: Value) -> Result<Prompt, Failure> {
     let list = match asked {
         Value::Object(mut members) => {
@@ -124,7 +124,8 @@ fn id_of(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// The ids of texts and ids that follow each other. The first text begins as a prompt does.
+/// Token ids of a list of texts and ids. The first text is tokenized like the beginning of a
+/// prompt.
 fn ids_of(model: &LoadedModel, list: &[Value]) -> Result<Vec<u32>, Failure> {
     let mut ids = Vec::new();
     for (at, one) in list.iter().enumerate() {
@@ -138,7 +139,7 @@ fn ids_of(model: &LoadedModel, list: &[Value]) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-/// The handler of a gap that is filled.
+/// Handler of `POST /infill`: fills in the middle of a text.
 pub(in super::super) async fn infill(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /infill", &request);
     let result = async {
@@ -158,7 +159,7 @@ pub(in super::super) async fn infill(State(http): State<Arc<Http>>, request: Req
     call.respond(result)
 }
 
-/// The prompt of a gap.
+/// The prompt for a gap to fill.
 pub(in super::super) async fn around(
     call: &Call,
     model: &str,
@@ -230,7 +231,7 @@ async fn whole(generation: Generation, mut pieces: Pieces) -> Result<Response, F
     answer(&pieces.last(&texts.collect::<String>(), &ended))
 }
 
-/// A field as llama-server's requests have it.
+/// The name of a field in llama-server's requests.
 fn name(field: &str) -> String {
     match field {
         "sampling.max_tokens" => "n_predict".to_owned(),

@@ -16,7 +16,7 @@ use super::super::openai::logprobs::OfNative;
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event};
 use super::super::timings::{self, SoFar};
 
-/// The pieces of a text.
+/// Writer of the pieces of a completion.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pub(super) model: String,
@@ -25,16 +25,15 @@ pub(super) struct Pieces {
     pub(super) only_prompt: bool,
     /// Fields of the last piece to return; all if the list is empty.
     pub(super) fields: Vec<String>,
-    /// The model, where probabilities of its tokens are wanted, and whether those behind the
-    /// samplers.
+    /// The model, if token probabilities are wanted, and whether those after the samplers.
     pub(super) scored: Option<(Arc<LoadedModel>, bool)>,
     /// Log-probabilities for the next piece.
     pub(super) scores: Vec<TokenScore>,
-    /// The time so far, if each piece is to have it.
+    /// The times so far, if each piece includes them.
     pub(super) so_far: Option<SoFar>,
 }
 
-/// A piece with the probabilities of its tokens.
+/// A piece of output with the probabilities of its tokens.
 #[derive(Serialize)]
 pub(super) struct Piece<'a> {
     #[serde(flatten)]
@@ -54,7 +53,7 @@ impl Pieces {
         })
     }
 
-    /// The last piece, or all of it.
+    /// The last piece, or the whole completion.
     pub(super) fn last(&self, content: &str, ended: &Ended) -> Piece<'_> {
         let (content, n) = match self.only_prompt {
             true => ("", 0),

@@ -1,7 +1,7 @@
 //! `GET /slots`: a slot for each request that may run at once, as llama-server has it.
 //!
-//! Slots have no fixed requests here: those that run stand in the first ones, in the order in which
-//! they came. What they are is shown to their own client alone, and to the role admin.
+//! Requests have no fixed slots here: running requests are in the first ones, in the order of their
+//! arrival. Details are shown only to a request's own client, and to the role admin.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, json as answer};
 
-/// The handler.
+/// Handler of `GET /slots`.
 pub(in super::super) async fn slots(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /slots", &request);
     let viewer = call.service.viewer(&call.arrival).await;
@@ -42,7 +42,7 @@ pub(in super::super) async fn slots(State(http): State<Arc<Http>>, request: Requ
     call.respond(answer(&slots))
 }
 
-/// What a request does, in llama-server's names.
+/// The state of a request, in llama-server's fields.
 fn task(live: &LiveRequest) -> [(String, Value); 5] {
     let next = json!([{"has_next_token": true, "n_decoded": live.generated_tokens}]);
     let fields = [

@@ -1,4 +1,4 @@
-//! What a metric is: its name, kind and help, and where its value comes from.
+//! The declaration of a metric: its name, kind and help, and where its value comes from.
 
 use std::sync::atomic::AtomicU64;
 
@@ -9,14 +9,14 @@ use rocmforge_service::measured::{Histogram, Record};
 use super::Source;
 use super::text::Lines;
 
-/// What Prometheus may do with a metric.
+/// The Prometheus type of a metric.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
-    /// Goes up and down.
+    /// A value that goes up and down.
     Gauge,
-    /// Goes up, from 0 at the start.
+    /// A sum that only grows, from 0 at the start.
     Counter,
-    /// Counts of observations by upper bound.
+    /// Numbers of observations by upper bound.
     Histogram,
 }
 
@@ -24,21 +24,21 @@ pub(super) enum Kind {
 pub(super) enum Value {
     /// One value, without labels.
     One(fn(&Source<'_>) -> f64),
-    /// One value, or none, and no metric then.
+    /// One optional value; the metric is omitted if there is none.
     Maybe(fn(&Source<'_>) -> Option<f64>),
-    /// A value for each loaded model, under the label `model`.
+    /// A value for each loaded model, with the label `model`.
     OfModel(fn(&ModelStatus) -> f64),
-    /// A value for each client of the last minutes, under the label `peer`.
+    /// A value for each client of the last minutes, with the label `peer`.
     OfPeer(fn(&Source<'_>, &PeerUse) -> f64),
-    /// A count for each model that was used, under the label `model_name`.
+    /// A counter for each model that was used, with the label `model_name`.
     OfRecord(fn(&Record) -> &AtomicU64),
-    /// A histogram for each model that was used, under the label `model_name`.
+    /// A histogram for each model that was used, with the label `model_name`.
     Times(fn(&Record) -> &Histogram),
     /// Values with labels of their own.
     Rows(fn(&Source<'_>, &mut Lines<'_>)),
 }
 
-/// A metric.
+/// Declaration of a metric.
 pub(super) struct Metric {
     pub(super) name: &'static str,
     pub(super) kind: Kind,

@@ -14,7 +14,7 @@ use super::metric::{Metric, counter, gauge, histogram};
 use super::text::{Lines, PEER};
 use super::{Source, block, budget_bytes, kv_use};
 
-/// The metrics, in the order of the page.
+/// All metrics, in the order of the page.
 pub(super) static METRICS: &[Metric] = &[
     // vLLM's names, which routers of fleets read. Those without a model have one value for all,
     // since all models share one queue and one budget.
@@ -527,7 +527,7 @@ fn of(n: u32) -> f64 {
     f64::from(n)
 }
 
-/// Bytes of the device that weights take, of all that is resident.
+/// Bytes of weights on the device.
 fn weights_held(cache: &CacheStatus) -> u64 {
     let others = cache.kv_bytes + cache.prefix_bytes + cache.scratch_bytes;
     cache.resident_bytes.saturating_sub(others)

@@ -1,5 +1,5 @@
-//! `POST /api/chat`: a line of JSON for each piece, the last with `done` and the counts. Streams
-//! unless told otherwise.
+//! `POST /api/chat`: a line of JSON for each piece, the last with `done` and the counts. Streams by
+//! default.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ struct ChatRequest {
     top_logprobs: Option<i64>,
 }
 
-/// The handler.
+/// Handler of `POST /api/chat`.
 pub(in super::super) async fn chat(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /api/chat", &request);
     let result = complete(&call, &http.keep_alives, request).await;
@@ -127,7 +127,7 @@ async fn complete(
     answer(&lines.logprobs.beside(whole))
 }
 
-/// A request without a text: it has the model loaded, or let go.
+/// Handles a request without messages, which loads the model or frees its weights.
 pub(super) async fn only_the_model(
     call: &Call,
     keep_alives: &Arc<KeepAlives>,
@@ -150,9 +150,9 @@ pub(super) async fn only_the_model(
     Ok(json!({"done": true, "done_reason": reason}))
 }
 
-/// Ollama's calls have their arguments as an object, and their number in the function: by it and
-/// the id clients tell those of one answer apart. Nothing where the arguments are no object, as
-/// where the answer's end has cut them: clients would call the tool without any.
+/// A call in Ollama's format: the arguments as an object, and the call's index in the function.
+/// `None` if the arguments are not valid, for example because the output was cut: clients would
+/// call the tool without arguments.
 fn tool_call(call: &ToolCall, index: usize) -> Option<Value> {
     let arguments: Map<String, Value> = serde_json::from_str(&call.arguments).ok()?;
     Some(json!({
@@ -161,7 +161,7 @@ fn tool_call(call: &ToolCall, index: usize) -> Option<Value> {
     }))
 }
 
-/// The lines of a stream.
+/// Writer of the lines of a stream.
 #[derive(Debug)]
 struct Lines {
     model: String,
@@ -169,7 +169,7 @@ struct Lines {
     /// Number of tool calls that were sent.
     calls: usize,
     logprobs: Logprobs,
-    /// The model is in use until the stream ends.
+    /// Marks the model as in use until the stream ends.
     using: Option<Using>,
 }
 
@@ -188,7 +188,7 @@ impl Lines {
         self.logprobs.line(line, out);
     }
 
-    /// A line without text is one that every reader takes.
+    /// Writes a line with an empty text, as a heartbeat.
     fn tell_nothing(&mut self, out: &mut String) {
         self.tell(&json!({"role": "assistant", "content": ""}), out);
     }

@@ -1,4 +1,4 @@
-//! `POST /api/embed`, and `/api/embeddings` as older clients have it: vectors of length 1.
+//! `POST /api/embed`, and the older `/api/embeddings`: embeddings of length 1.
 //!
 //! A request without a text has the model loaded, and is answered with no vectors. A text that is
 //! too long is cut, unless `truncate` is false.
@@ -40,7 +40,7 @@ struct Options {
     num_ctx: Option<i64>,
 }
 
-/// The handler of the newer one.
+/// Handler of `POST /api/embed`.
 pub(in super::super) async fn embed_many(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -50,7 +50,7 @@ pub(in super::super) async fn embed_many(
     call.respond(result)
 }
 
-/// The handler of the older one.
+/// Handler of `POST /api/embeddings`.
 pub(in super::super) async fn embed_one(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -60,7 +60,7 @@ pub(in super::super) async fn embed_one(
     call.respond(result)
 }
 
-/// The model of a request, in use.
+/// The model of a request, marked as in use.
 async fn used(
     call: &Call,
     keep_alives: &Arc<KeepAlives>,
@@ -121,7 +121,7 @@ async fn many(
     list.answer(call)
 }
 
-/// Whether there is no text to embed.
+/// Whether a request has no text to embed.
 fn says_nothing(input: &Value) -> bool {
     match input {
         Value::Null => true,

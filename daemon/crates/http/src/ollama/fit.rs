@@ -1,8 +1,8 @@
-//! Conversations that are longer than their context: the oldest turns are left out, as by Ollama,
-//! whose applications count on it.
+//! Shortens conversations that exceed their context: the oldest turns are dropped, as by Ollama,
+//! whose applications rely on that.
 //!
-//! What the system says stays, and so does the last turn: what the user said last, with all that
-//! follows. Where these alone are too long, the request is refused.
+//! System messages stay, and so does the last turn: the last user message with all that follows. If
+//! these alone are too long, the request is rejected.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use rocmforge_tokenizer::{Chat, Message};
 use super::super::call::Call;
 use super::super::start::{self, Conversation};
 
-/// Begins the answer to the conversation, or to the most turns at its end that fit.
+/// Starts the response to the conversation, shortened if necessary.
 pub(super) async fn chat(
     call: &Call,
     mut asked: Conversation,
@@ -40,8 +40,7 @@ pub(super) async fn chat(
     start::generation(call, begun, log)
 }
 
-/// The conversation with the most turns at its end that fit; where none does, what it was refused
-/// with.
+/// The conversation with as many last turns as fit; the failure of the shortest one if none fits.
 async fn shortened(
     call: &Call,
     mut asked: Conversation,
@@ -85,14 +84,14 @@ async fn shortened(
     Ok(asked)
 }
 
-/// Where a turn of the user begins, behind the first.
+/// Indices at which turns of the user begin, except the first.
 fn turns(messages: &[Message]) -> Vec<usize> {
     let is_user = |(_, message): &(usize, &Message)| message.role == "user";
     let turns = messages.iter().enumerate().filter(is_user);
     turns.map(|(at, _)| at).skip(1).collect()
 }
 
-/// The messages from `first` on, behind what the system says.
+/// The system messages and the messages from index `first` on.
 fn from_turn(messages: &[Message], first: usize) -> Vec<Message> {
     let each = messages.iter().enumerate();
     let kept = each.filter(|(at, message)| *at >= first || message.role == "system");

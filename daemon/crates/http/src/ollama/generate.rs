@@ -1,5 +1,5 @@
-//! `POST /api/generate`: a prompt, through the model's template unless it is `raw` or the model has
-//! none of its own.
+//! `POST /api/generate`: continues a prompt, with the model's template unless it is `raw` or the
+//! model has none.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ struct GenerateRequest {
     keep_alive: Option<Value>,
     format: Option<Value>,
     images: Option<Vec<Value>>,
-    /// What stands behind the text.
+    /// Text after the gap to fill.
     suffix: Option<String>,
     logprobs: Option<bool>,
     #[serde(default, deserialize_with = "whole_number")]
@@ -66,7 +66,7 @@ impl GenerateRequest {
     }
 }
 
-/// The handler.
+/// Handler of `POST /api/generate`.
 pub(in super::super) async fn generate(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -157,7 +157,7 @@ async fn has_own_template(call: &Call, model: &str) -> Result<bool, Failure> {
     Ok(call.model(model).await?.template().is_some_and(has_own))
 }
 
-/// Refuses images of a prompt without a template, of a model that would read them.
+/// Rejects images with a prompt that uses no template, for a model that reads images.
 async fn refuse_images(call: &Call, model: &str) -> Result<(), Failure> {
     if call.model(model).await?.tower().is_none() {
         return Ok(());
@@ -167,7 +167,7 @@ async fn refuse_images(call: &Call, model: &str) -> Result<(), Failure> {
     Err(failure::invalid("images", message))
 }
 
-/// The prompt of a text that goes through no template, with what stands behind it.
+/// The prompt for a text without template, or for the gap before a suffix.
 async fn before(
     call: &Call,
     model: &str,
@@ -189,7 +189,7 @@ async fn before(
     native::around(call, model, gap, "suffix").await
 }
 
-/// What the system and the user say.
+/// The system and user messages of a request.
 fn messages(system: Option<String>, said: Said) -> Vec<Message> {
     let system = system.map(|text| Message::new("system", text));
     let user = Message {
@@ -201,7 +201,7 @@ fn messages(system: Option<String>, said: Said) -> Vec<Message> {
     system.into_iter().chain([user]).collect()
 }
 
-/// The whole answer of a generation.
+/// Responds with the whole output of a generation.
 async fn answered(generation: Generation, mut lines: Lines) -> Result<Response, Failure> {
     let (parts, mut ended) = generation.collect().await?;
     lines.logprobs.take(std::mem::take(&mut ended.scores));
@@ -210,7 +210,7 @@ async fn answered(generation: Generation, mut lines: Lines) -> Result<Response, 
     answer(&lines.logprobs.beside(whole))
 }
 
-/// The members of an answer that has these parts.
+/// The fields of a response with these parts.
 fn whole(lines: &Lines, parts: Vec<Part>) -> Value {
     let (mut response, mut thought) = (String::new(), String::new());
     for part in parts {
@@ -228,13 +228,13 @@ fn whole(lines: &Lines, parts: Vec<Part>) -> Value {
     whole
 }
 
-/// The lines of a stream.
+/// Writer of the lines of a stream.
 #[derive(Debug)]
 struct Lines {
     model: String,
     request_id: String,
     logprobs: Logprobs,
-    /// The model is in use until the stream ends.
+    /// Marks the model as in use until the stream ends.
     using: Option<Using>,
 }
 

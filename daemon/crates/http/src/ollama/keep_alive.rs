@@ -1,5 +1,5 @@
-//! `keep_alive`: how long a model's weights stay on the device behind the last request of an
-//! Ollama client.
+//! `keep_alive`: how long a model's weights stay on the device after the last request of an Ollama
+//! client.
 //!
 //! ```text
 //! request begins -> in use -> ends -> kept for its time -> let go: weights, cached prefixes freed
@@ -7,11 +7,11 @@
 //!                     +---- next request --+
 //! ```
 //!
-//! Without the field a model stays for as long as nobody needs its room, and so it does with a time
-//! below 0; the last request decides. A model stays registered when it is let go: the next request
-//! brings its weights again. What is pinned, or in use by others, stays.
+//! Without the field, or with a negative time, weights stay until their memory is needed; the last
+//! request decides. The model stays registered when its weights are freed: the next request uploads
+//! them again. Weights that are pinned or in use stay.
 //!
-//! *Invariant:* nothing is let go while a request of the model runs or waits; there are no more
+//! *Invariant:* nothing is freed while a request of the model runs or waits; there are no more
 //! entries than models that are loaded (tests below).
 
 use std::collections::BTreeMap;
@@ -26,9 +26,9 @@ use tokio::sync::Notify;
 
 /// Interval at which a model that is to be freed but is in use is checked again.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long the engine may take to show that weights are gone.
+/// Maximum wait for the engine's snapshot to show that weights are freed.
 const SHOWN_MAX: Duration = Duration::from_millis(500);
-/// Longest time that is counted; a longer one is for good.
+/// Longest time that is counted; a longer one counts as for ever.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The `keep_alive` of a request.
@@ -41,13 +41,13 @@ pub(super) enum Keep {
 }
 
 impl Keep {
-    /// Whether the model is to be let go at once.
+    /// Whether the weights are to be freed at once.
     pub(super) fn is_none(self) -> bool {
         self == Self::For(Duration::ZERO)
     }
 }
 
-/// Reads the field: seconds, or a text such as "5m" or "1h30m".
+/// Parses the field `keep_alive`: seconds, or a text such as "5m" or "1h30m".
 ///
 /// # Errors
 /// INVALID_ARGUMENT for anything else.
@@ -68,7 +68,7 @@ pub(super) fn read(value: Option<&Value>) -> Result<Option<Keep>, Failure> {
     }))
 }
 
-/// The seconds of a duration in Go's spelling; a number alone is of seconds.
+/// Seconds of a duration in Go's notation; a plain number is seconds.
 fn duration(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
@@ -100,13 +100,13 @@ fn duration(text: &str) -> Option<f64> {
     (!text.is_empty()).then_some(sign * sum)
 }
 
-/// When models end: all of it without a clock or an engine.
+/// End times of models, as a value without clock or engine.
 #[derive(Debug, Default)]
 struct Lives(BTreeMap<String, Life>);
 
 #[derive(Debug, Default)]
 struct Life {
-    /// Requests that run.
+    /// Number of running requests.
     users: u32,
     /// Time at which the model's weights are freed.
     ends: Option<Instant>,
@@ -139,7 +139,7 @@ impl Lives {
         due.map(|(model, _)| model.clone()).collect()
     }
 
-    /// When the next one's is.
+    /// The earliest end time of any model.
     fn next(&self) -> Option<Instant> {
         let idle = self.0.values().filter(|life| life.users == 0);
         idle.filter_map(|life| life.ends).min()
@@ -151,7 +151,7 @@ impl Lives {
         life.gone = true;
     }
 
-    /// Forgets those that are not loaded, and of which there is nothing to say.
+    /// Forgets models that are not loaded and have no request.
     fn forget(&mut self, is_loaded: impl Fn(&str) -> bool) {
         self.0.retain(|model, life| {
             let says = life.ends.is_some() || life.gone;
@@ -167,7 +167,7 @@ pub(in super::super) struct KeepAlives {
     changed: Notify,
 }
 
-/// A request that uses a model. Dropped, the model's time begins.
+/// A request that uses a model. When it is dropped, the model's time begins.
 #[derive(Debug)]
 pub(super) struct Using {
     all: Arc<KeepAlives>,
@@ -190,7 +190,7 @@ impl KeepAlives {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a request of a loaded model begins, with its `keep_alive`.
+    /// Records that a request of a loaded model begins, with its `keep_alive`.
     pub(super) fn begin(self: &Arc<Self>, model: &str, keep: Option<Keep>) -> Using {
         self.lock().begin(model);
         Using {
@@ -200,20 +200,20 @@ impl KeepAlives {
         }
     }
 
-    /// How long until a model is let go, if that is known.
+    /// How long until a model's weights are freed, if that is known.
     pub(super) fn left(&self, model: &str) -> Option<Duration> {
         let ends = self.lock().0.get(model)?.ends?;
         Some(ends.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether a model was let go, and has not come back since.
+    /// Whether a model's weights were freed, and have not been uploaded since.
     pub(super) fn is_gone(&self, status: &ModelStatus) -> bool {
         let lives = self.lock();
         let life = lives.0.get(status.model.name());
         life.is_some_and(|life| life.gone) && !is_there(status) && status.requests == 0
     }
 
-    /// Lets a model go now, or once its requests have ended.
+    /// Frees a model's weights now, or once its requests have ended.
     pub(super) async fn let_go(&self, engine: &EngineHandle, model: &str) {
         let is_used = is_used(&engine.snapshot(), model);
         {

@@ -1,9 +1,8 @@
-//! Log-probabilities of generated tokens on Ollama's routes: a list beside the text, of all tokens,
-//! those of thoughts and calls too, but none of a stop string.
+//! Log-probabilities of generated tokens on Ollama's routes: a list beside the text, for all tokens
+//! including reasoning and calls, but not for a stop string.
 //!
-//! In a stream they stand in the line that brings the text, the thought or the call of their
-//! tokens; those of marks stand in the next line. None waits longer than the next sign of life,
-//! which is such a line, too.
+//! In a stream they are in the line with the text, reasoning or call of their tokens; those of
+//! marks are in the next line, at the latest in the next heartbeat.
 
 use std::sync::Arc;
 
@@ -17,9 +16,9 @@ use super::super::openai::logprobs::OfText;
 use super::super::sampling::small;
 use super::line;
 
-/// How many of the most likely tokens are returned for each generated one; nothing where no
-/// log-probabilities are wanted. A number that is out of range is told all the same: it is refused,
-/// as by Ollama, whether they are wanted or not.
+/// Number of most likely tokens to return for each generated one; `None` if no log-probabilities
+/// are wanted. An invalid number is passed on and rejected later, as by Ollama, whether they are
+/// wanted or not.
 pub(super) fn wanted(logprobs: Option<bool>, top: Option<i64>) -> Option<i32> {
     let top = top.unwrap_or(0);
     let is_in_range = (0..=i64::from(LOGPROBS_MAX)).contains(&top);
@@ -29,13 +28,13 @@ pub(super) fn wanted(logprobs: Option<bool>, top: Option<i64>) -> Option<i32> {
 /// The log-probabilities of generated tokens that were not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct Logprobs {
-    /// The model that answers.
+    /// The model whose tokens are scored; `None` if no log-probabilities are wanted.
     model: Option<Arc<LoadedModel>>,
     /// Log-probabilities for the next line.
     waiting: Vec<TokenScore>,
 }
 
-/// A line with the log-probabilities of its tokens, or a whole answer.
+/// A line or a response with the log-probabilities of its tokens.
 #[derive(Serialize)]
 pub(super) struct Scored<'a> {
     #[serde(flatten)]
@@ -45,7 +44,7 @@ pub(super) struct Scored<'a> {
 }
 
 impl Logprobs {
-    /// Of an answer by this model, which gives none where none are wanted.
+    /// A collector for the tokens of `model`, or one that collects nothing.
     pub(super) fn by(model: Option<&Arc<LoadedModel>>) -> Self {
         Self {
             model: model.cloned(),
@@ -53,7 +52,7 @@ impl Logprobs {
         }
     }
 
-    /// Takes those of tokens whose text comes next.
+    /// Takes the scores of tokens whose text follows.
     pub(super) fn take(&mut self, scores: Vec<TokenScore>) {
         self.waiting.extend(scores);
     }
@@ -63,7 +62,7 @@ impl Logprobs {
         !self.waiting.is_empty()
     }
 
-    /// These members with the log-probabilities that wait, if there are any.
+    /// The fields `members` with the collected log-probabilities, if there are any.
     pub(super) fn beside(&self, members: Value) -> Scored<'_> {
         let model = self.model.as_deref().filter(|_| self.are_waiting());
         let scores = &self.waiting[..];
@@ -73,7 +72,7 @@ impl Logprobs {
         }
     }
 
-    /// Writes a line that brings those that wait.
+    /// Writes a line with the collected log-probabilities.
     pub(super) fn line(&mut self, members: Value, out: &mut String) {
         match self.are_waiting() {
             true => line(&self.beside(members), out),

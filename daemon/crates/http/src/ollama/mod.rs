@@ -1,4 +1,4 @@
-//! Ollama's routes.
+//! Ollama's routes, and what they share.
 
 pub(super) mod chat;
 pub(super) mod embed;
@@ -22,10 +22,10 @@ use super::sampling::{WireSampling, refuse_unsupported, whole_number};
 use super::sse::append_json;
 use super::timings;
 
-/// The content type of a line of JSON after the other.
+/// Content type of JSON lines.
 const NDJSON: &str = "application/x-ndjson";
 
-/// `options`: those that mean something here; others concern how Ollama places a model, and are
+/// The field `options`: those supported here; others concern where Ollama runs a model, and are
 /// ignored.
 #[derive(Debug, Default, Deserialize)]
 struct Options {
@@ -45,7 +45,7 @@ impl Options {
         refuse_unsupported(&[("options.tfs_z", self.tfs_z.is_some_and(|z| z != 1.0), LATER)])
     }
 
-    /// The sampling, and the context's length.
+    /// The sampling fields, and the context length.
     fn fields(self, violations: &mut Violations) -> (SamplingFields, Option<i32>) {
         // 0 and below is without end, which the context's is.
         let max_tokens = self.num_predict.filter(|&n| n > 0);
@@ -58,7 +58,7 @@ impl Options {
     }
 }
 
-/// A field as Ollama's requests have it.
+/// The name of a field in Ollama's requests.
 pub(super) fn name(field: &str) -> String {
     match field {
         "n_ctx" => "options.num_ctx".to_owned(),
@@ -69,7 +69,7 @@ pub(super) fn name(field: &str) -> String {
     }
 }
 
-/// `think` as variables of templates: off, on, or how much.
+/// Converts the field `think` to template variables: off, on, or how much.
 fn thinking(think: Option<&Value>) -> Map<String, Value> {
     let mut kwargs = Map::new();
     match think {
@@ -85,7 +85,7 @@ fn thinking(think: Option<&Value>) -> Map<String, Value> {
     kwargs
 }
 
-/// What the last line says beside `done`.
+/// Fields of a stream's last line besides `done`.
 fn counts(ended: &Ended) -> Value {
     let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let mut counts = json!({
@@ -101,7 +101,7 @@ fn counts(ended: &Ended) -> Value {
     counts
 }
 
-/// Puts the members of one object into another.
+/// Copies the members of one object into another.
 fn merge(into: &mut Value, from: Value) {
     if let (Value::Object(into), Value::Object(from)) = (into, from) {
         into.extend(from);

@@ -1,4 +1,4 @@
-//! What models there are, in Ollama's words: `/api/version`, `/api/tags`, `/api/ps`, `/api/show`.
+//! Lists of models in Ollama's format: `/api/version`, `/api/tags`, `/api/ps`, `/api/show`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use super::super::call::{Call, json as answer, with_type};
 use super::super::embedding::capabilities;
 use super::time::{in_time, rfc3339};
 
-/// The version of Ollama's API that is spoken: clients look whether what came later is there. Codex
-/// wants 0.13.4, with which `/v1/responses` came.
+/// The version of Ollama's API that the daemon reports, by which clients decide which features
+/// exist. Codex requires 0.13.4, which added `/v1/responses`.
 const SPOKEN_VERSION: &str = "0.13.4";
 /// `expires_at` of models without a `keep_alive`: they stay as long as nobody needs their memory.
 const NEVER_MS: i64 = 4_102_444_800_000;
@@ -33,7 +33,7 @@ pub(in super::super) async fn root() -> Response {
     )
 }
 
-/// The handler of the version.
+/// Handler of `GET /api/version`.
 pub(in super::super) async fn version(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /api/version", &request);
     let body = json!({"version": SPOKEN_VERSION, "rocmforged": env!("CARGO_PKG_VERSION")});
@@ -59,7 +59,7 @@ fn details(model: Option<&LoadedModel>) -> Value {
     })
 }
 
-/// A number of parameters as people say it.
+/// A number of parameters, formatted such as `7.6B`.
 fn size(n_params: u64) -> String {
     match n_params as f64 {
         n if n >= 1e9 => format!("{:.1}B", n / 1e9),
@@ -68,12 +68,13 @@ fn size(n_params: u64) -> String {
     }
 }
 
-/// What stands for the digest of a file that is not read: its size and age.
+/// A substitute for the digest of a file, which is not read: made of its size and modification
+/// time.
 fn digest(bytes: u64, mtime_unix_ms: i64) -> String {
     format!("{bytes:032x}{mtime_unix_ms:032x}")
 }
 
-/// The handler of the list.
+/// Handler of `GET /api/tags`: all models.
 pub(in super::super) async fn tags(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /api/tags", &request);
     let result = listed(&call).await;
@@ -99,7 +100,7 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
     answer(&json!({"models": models}))
 }
 
-/// The handler of what is loaded.
+/// Handler of `GET /api/ps`: loaded models.
 pub(in super::super) async fn ps(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /api/ps", &request);
     let snapshot = call.service.engine.snapshot();
@@ -144,11 +145,11 @@ fn running(call: &Call, status: &ModelStatus, left: Option<Duration>) -> Value {
 #[derive(Debug, Deserialize)]
 struct ShowRequest {
     model: Option<String>,
-    /// What older clients call it; some send both.
+    /// Older name of the field `model`; some clients send both.
     name: Option<String>,
 }
 
-/// The handler of one model, which is loaded for it.
+/// Handler of `POST /api/show`: details of one model, which is loaded for that.
 pub(in super::super) async fn show(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /api/show", &request);
     let result = shown(&call, request).await;
@@ -197,8 +198,7 @@ async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     }))
 }
 
-/// The defaults of a declared model in the words of a Modelfile, a line each; nothing of
-/// what is the daemon's own.
+/// The defaults of a declared model as lines of a Modelfile, without the daemon's own defaults.
 fn parameters(defaults: &Defaults) -> String {
     let (integer, real) = (|n: i32| n.to_string(), |x: f32| x.to_string());
     let rows = [

@@ -1,4 +1,5 @@
-//! `POST /api/pull`, `DELETE /api/delete`, `POST /api/copy`: model files, in Ollama's words.
+//! `POST /api/pull`, `DELETE /api/delete`, `POST /api/copy`: downloads and changes of model files,
+//! in Ollama's format.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,30 +24,30 @@ use super::super::pulls::{Step, failed};
 use super::super::sending::Streamed;
 use super::{NDJSON, line};
 
-/// How often a silent download is looked at for the end of the daemon.
+/// Interval at which a silent download checks whether the daemon ends.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long the first step is waited for, so that what is refused at once has a status.
+/// How long the first step is awaited, so that an early failure gets an HTTP status.
 const FIRST_WAIT: Duration = Duration::from_secs(5);
 
 /// A request that names a model.
 #[derive(Debug, Deserialize)]
 struct Named {
     model: Option<String>,
-    /// What older clients call it.
+    /// Older name of the field `model`.
     name: Option<String>,
     /// Whether progress is streamed (default true).
     stream: Option<bool>,
 }
 
 impl Named {
-    /// The name; an empty one where there is none.
+    /// The model's name; empty if there is none.
     fn into_name(self) -> String {
         let model = self.model.filter(|name| !name.is_empty());
         model.or(self.name).unwrap_or_default()
     }
 }
 
-/// The handler of downloads.
+/// Handler of `POST /api/pull`: downloads a model.
 pub(in super::super) async fn pull(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /api/pull", &request);
     let result = pulled(&http, &call, request).await;
@@ -104,12 +105,12 @@ struct Pulling {
     steps: mpsc::Receiver<Step>,
     files: Vec<Planned>,
     has_ended: bool,
-    /// Lines that are to be sent.
+    /// Lines that wait to be sent.
     waiting: Vec<Value>,
 }
 
 impl Pulling {
-    /// The next line; `None` at the end.
+    /// Waits for the next line; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while self.waiting.is_empty() {
             if self.has_ended {
@@ -168,7 +169,7 @@ impl Pulling {
     }
 }
 
-/// A file as it comes, in Ollama's words.
+/// Progress of a file's download, in Ollama's format.
 fn progress(file: &Planned, completed: u64) -> Value {
     let name = file.path.file_name().unwrap_or_default().to_string_lossy();
     // Clients show a bar for each digest.
@@ -186,7 +187,7 @@ fn progress(file: &Planned, completed: u64) -> Value {
     json!({"status": format!("pulling {short}"), "digest": digest, "total": file.bytes, "completed": completed})
 }
 
-/// The handler of deletions.
+/// Handler of `DELETE /api/delete`.
 pub(in super::super) async fn delete(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "DELETE /api/delete", &request);
     let result = async {
@@ -204,7 +205,7 @@ struct CopyRequest {
     destination: String,
 }
 
-/// The handler of copies.
+/// Handler of `POST /api/copy`.
 pub(in super::super) async fn copy(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /api/copy", &request);
     let result = async {

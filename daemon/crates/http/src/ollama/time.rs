@@ -1,4 +1,4 @@
-//! Moments as Ollama and Anthropic write them.
+//! Times in the format of Ollama and Anthropic (RFC 3339).
 
 use jiff::Timestamp;
 
@@ -8,12 +8,12 @@ pub(in super::super) fn rfc3339(unix_ms: i64) -> String {
     moment.unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
-/// Now.
+/// The time now, as RFC 3339.
 pub(super) fn now() -> String {
     Timestamp::now().to_string()
 }
 
-/// The moment after a time from now.
+/// The time after `time` from now, as RFC 3339.
 pub(super) fn in_time(time: std::time::Duration) -> String {
     let then = Timestamp::now().checked_add(time);
     then.unwrap_or(Timestamp::MAX).to_string()

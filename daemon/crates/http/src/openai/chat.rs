@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 //!
-//! A stream is, as OpenAI's own: the role; the answer in pieces; the reason of its end, with an
-//! empty delta; the usage, with no choices, if it was asked for, and null before; `[DONE]`.
+//! A stream consists, like OpenAI's, of: the role; the output in pieces; the finish reason, with an
+//! empty delta; the usage, without choices, if requested (null before); `[DONE]`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -67,15 +67,15 @@ struct ChatRequest {
     modalities: Option<Vec<String>>,
     audio: Option<Value>,
     web_search_options: Option<Value>,
-    /// llama-server's.
+    /// llama-server's field for the maximum number of reasoning tokens.
     reasoning_budget: Option<Value>,
     /// llama-server's second name of `reasoning_budget`.
     thinking_budget_tokens: Option<Value>,
-    /// vLLM's.
+    /// vLLM's name of `reasoning_budget`.
     thinking_token_budget: Option<Value>,
-    /// Whether `/v1/chat/completions/control` may end the thinking.
+    /// Whether `/v1/chat/completions/control` may end the reasoning.
     reasoning_control: Option<bool>,
-    /// Each chunk of a stream has the times so far.
+    /// Whether each chunk of a stream has the times so far.
     timings_per_token: Option<bool>,
 }
 
@@ -106,14 +106,14 @@ impl ChatRequest {
         ]
     }
 
-    /// The field that leaves no token to think with.
+    /// The name of the field that allows no reasoning token, if one does.
     fn without_thoughts(&self) -> Option<&'static str> {
         let mut budgets = self.budgets().into_iter();
         let none = budgets.find(|(_, value)| is_zero(value.as_ref()));
         none.map(|(field, _)| field)
     }
 
-    /// The conversation that is to be answered.
+    /// The conversation to continue.
     fn conversation(mut self) -> Result<(Conversation, Violations), Failure> {
         let without_thoughts = self.without_thoughts();
         let scores = self.scores()?;
@@ -151,7 +151,7 @@ impl ChatRequest {
         Ok((conversation, violations))
     }
 
-    /// How many of the most likely tokens are returned for each generated one; nothing where no
+    /// Number of most likely tokens to return for each generated one; `None` if no
     /// log-probabilities are wanted.
     fn scores(&self) -> Result<Option<i32>, Failure> {
         match (self.logprobs, self.top_logprobs) {
@@ -169,14 +169,14 @@ fn is_zero(value: Option<&Value>) -> bool {
     value.and_then(Value::as_f64) == Some(0.0)
 }
 
-/// The handler.
+/// Handler of `POST /v1/chat/completions`.
 pub(in super::super) async fn chat(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "POST /v1/chat/completions", &request);
     let result = complete(&call, &http.controls, request).await;
     call.respond(result)
 }
 
-/// The handler of counts.
+/// Handler of `POST /v1/chat/completions/input_tokens`, which counts tokens.
 pub(in super::super) async fn count_tokens(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -305,7 +305,7 @@ fn tool_call(call: &ToolCall) -> Value {
     })
 }
 
-/// The chunks of a stream.
+/// Writer of the chunks of a stream.
 #[derive(Debug)]
 struct Chunks {
     id: String,
@@ -314,10 +314,10 @@ struct Chunks {
     request_id: String,
     fingerprint: Option<String>,
     with_usage: bool,
-    /// The model, where log-probabilities are wanted.
+    /// The model, if log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
     choices: Vec<Choice>,
-    /// Index of the choice that the next event is about.
+    /// Index of the choice that the next event concerns.
     at: usize,
     /// Registration by which a client can end the reasoning.
     _control: Option<Control>,
@@ -329,13 +329,13 @@ struct Choice {
     calls: usize,
     /// Log-probabilities for the next chunk.
     scores: Vec<TokenScore>,
-    /// The time so far, if each chunk is to have it.
+    /// The times so far, if each chunk includes them.
     so_far: Option<SoFar>,
-    /// The time that it took, once it has ended.
+    /// The times of the choice, once it has ended.
     times: Option<Value>,
 }
 
-/// A chunk of a stream, or a whole answer.
+/// A chunk of a stream, or a whole response.
 #[derive(Serialize)]
 struct Chunk<'a, C> {
     id: &'a str,
@@ -350,7 +350,7 @@ struct Chunk<'a, C> {
     timings: Option<Value>,
 }
 
-/// A whole choice.
+/// A whole choice of a response.
 #[derive(Serialize)]
 struct Whole<'a> {
     index: usize,
@@ -359,13 +359,13 @@ struct Whole<'a> {
     finish_reason: &'static str,
 }
 
-/// More of a choice.
+/// A delta of a streamed choice.
 #[derive(Serialize)]
 struct More<'a> {
     index: usize,
     delta: &'a Value,
     finish_reason: Option<&'a str>,
-    /// Null, or left out.
+    /// Log-probabilities: null, or left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     logprobs: Option<Option<OfChat<'a>>>,
 }
@@ -416,7 +416,7 @@ impl Chunks {
         Some(OfChat::new(model, scores))
     }
 
-    /// More text and nothing else: what a token is, as a rule.
+    /// Writes a chunk with only text, which is the usual case.
     fn text(&self, delta: TextDelta<'_>, out: &mut String) {
         let choice = TextChoice {
             index: self.at,
@@ -529,7 +529,7 @@ impl Events for Chunks {
     }
 }
 
-/// A field as this route has it.
+/// The name of a field in requests of this route.
 fn chat_name(field: &str) -> String {
     match field {
         "sampling.max_tokens" => "max_completion_tokens".to_owned(),
@@ -545,7 +545,7 @@ fn older_chat_name(field: &str) -> String {
     }
 }
 
-/// INVALID_ARGUMENT where a request has no prompt.
+/// INVALID_ARGUMENT: the request has no prompt.
 pub(super) fn no_prompt(field: &str) -> Failure {
     failure::invalid(field, "empty; give a text or token ids")
 }

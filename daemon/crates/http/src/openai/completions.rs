@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: a text, or token ids, continued.
+//! `POST /v1/completions`: continues texts or token ids.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use super::chat::no_prompt;
 use super::logprobs::{OfCompletion, Place};
 use super::{StreamOptions, bounded, fingerprint, finish_reason, logprobs, name, usage};
 
-/// What becomes of a prompt.
+/// The completions of one prompt.
 type Answers = Result<Vec<(Vec<Part>, Ended)>, Failure>;
 
 /// Maximum number of prompts of a request.
 const PROMPTS_MAX: usize = 128;
-/// Prompts of a request that the engine has at a time; they share passes.
+/// Number of a request's prompts that are given to the engine at a time; they share passes.
 const AT_A_TIME: usize = 8;
 
 #[derive(Debug, Deserialize)]
@@ -63,7 +63,7 @@ struct CompletionRequest {
     // Refused where they ask for anything.
     #[serde(default, deserialize_with = "whole_number")]
     best_of: Option<i64>,
-    /// What stands behind the text.
+    /// Text after the gap to fill.
     suffix: Option<String>,
 }
 
@@ -76,8 +76,8 @@ impl CompletionRequest {
     }
 }
 
-/// How many of the most likely tokens are returned for each generated one: a number, or, as newer
-/// clients write it, whether any of it is wanted.
+/// Number of most likely tokens to return for each generated one: a number, or, as newer clients
+/// write it, a boolean.
 fn scores(value: Option<&Value>) -> Result<Option<i32>, Failure> {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => Ok(None),
@@ -92,7 +92,7 @@ fn scores(value: Option<&Value>) -> Result<Option<i32>, Failure> {
     }
 }
 
-/// The prompts: a text, ids, or a list of texts or of lists of ids.
+/// Parses prompts: a text, ids, or a list of texts or of lists of ids.
 fn prompts(value: Value) -> Result<Vec<Prompt>, Failure> {
     let is_list = |value: &Value| {
         value
@@ -112,7 +112,7 @@ fn prompts(value: Value) -> Result<Vec<Prompt>, Failure> {
     }
 }
 
-/// A text, or ids.
+/// Parses one prompt: a text, or ids.
 pub(in super::super) fn prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) if !text.is_empty() => Ok(Prompt::Text {
@@ -133,7 +133,7 @@ pub(in super::super) fn prompt(value: Value) -> Result<Prompt, Failure> {
     }
 }
 
-/// The handler.
+/// Handler of `POST /v1/completions`.
 pub(in super::super) async fn completions(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -215,7 +215,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     whole(&chunks, &all)
 }
 
-/// The answers of all prompts, as one.
+/// The response with the completions of all prompts.
 fn whole(chunks: &Chunks, all: &[Vec<(Vec<Part>, Ended)>]) -> Result<Response, Failure> {
     let ends = all.iter().filter_map(|answers| answers.last());
     let usage = usage_of_all(ends.map(|(_, ended)| usage(ended)));
@@ -237,7 +237,7 @@ fn whole(chunks: &Chunks, all: &[Vec<(Vec<Part>, Ended)>]) -> Result<Response, F
     })
 }
 
-/// The prompt of a gap between two texts.
+/// The prompt for a gap between two texts.
 async fn between(
     call: &Call,
     model: &str,
@@ -258,7 +258,7 @@ async fn between(
     native::around(call, model, gap, "suffix").await
 }
 
-/// What all prompts took: the sums of their numbers.
+/// The sums of the token counts of all prompts.
 fn usage_of_all(each: impl Iterator<Item = Value>) -> Value {
     fn add(sum: &mut Value, more: Value) {
         match (sum, more) {
@@ -279,7 +279,7 @@ fn usage_of_all(each: impl Iterator<Item = Value>) -> Value {
     sum.unwrap_or_default()
 }
 
-/// The prompt as it is repeated, scored where that is wanted.
+/// The prompt to echo, scored if wanted.
 async fn echoed(
     call: &Call,
     model: &str,
@@ -320,7 +320,7 @@ async fn echoed(
     log.end(result)
 }
 
-/// The answer that is the prompt alone.
+/// The response with the echoed prompt only.
 fn only_echo(chunks: &mut Chunks, echoed: Echoed, streams: bool) -> Result<Response, Failure> {
     if streams {
         let why =
@@ -349,7 +349,7 @@ fn text_of(part: &Part) -> Option<&str> {
     }
 }
 
-/// A prompt as it is repeated.
+/// A prompt that is echoed before its completion.
 #[derive(Debug)]
 struct Echoed {
     model: Arc<LoadedModel>,
@@ -357,14 +357,14 @@ struct Echoed {
     fingerprint: String,
     text: String,
     ids: Vec<u32>,
-    /// Where its tokens stand in the text, in characters.
+    /// Character offset of each token in the text.
     offsets: Vec<u64>,
     /// Log-probabilities of the prompt's tokens but the first, if requested.
     scores: Option<Vec<TokenScore>>,
 }
 
 impl Echoed {
-    /// `logprobs` of a choice, with those of what was generated behind it.
+    /// `logprobs` of a choice, for the echoed prompt and the generated tokens.
     fn logprobs<'a>(&'a self, scores: &'a [TokenScore]) -> Option<OfCompletion<'a>> {
         let prompt = self.scores.as_ref().filter(|_| !self.ids.is_empty())?;
         let mut place = Place::behind(&self.text);
@@ -379,7 +379,7 @@ impl Echoed {
     }
 }
 
-/// A chunk of a stream, or a whole answer.
+/// A chunk of a stream, or a whole response.
 #[derive(Serialize)]
 struct Chunk<'a> {
     id: &'a str,
@@ -392,7 +392,7 @@ struct Chunk<'a> {
     usage: Option<&'a Value>,
 }
 
-/// More of an answer.
+/// A choice in a chunk.
 #[derive(Serialize)]
 struct Told<'a> {
     index: usize,
@@ -401,7 +401,7 @@ struct Told<'a> {
     finish_reason: Option<&'static str>,
 }
 
-/// The chunks of a stream.
+/// Writer of the chunks of a stream.
 #[derive(Debug)]
 struct Chunks {
     id: String,
@@ -410,12 +410,12 @@ struct Chunks {
     request_id: String,
     fingerprint: Option<String>,
     with_usage: bool,
-    /// The model, where log-probabilities are wanted.
+    /// The model, if log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
-    /// The prompt, where it is repeated.
+    /// The prompt, if it is echoed.
     echo: Option<Echoed>,
     choices: Vec<Choice>,
-    /// Index of the choice that the next event is about.
+    /// Index of the choice that the next event concerns.
     at: usize,
 }
 
@@ -445,7 +445,7 @@ impl Chunks {
         }
     }
 
-    /// The prompt as the beginning of a choice, where it is repeated.
+    /// The echoed prompt as the first chunk of a choice.
     fn repeated(&self, at: usize) -> Option<Told<'_>> {
         let echo = self.echo.as_ref()?;
         Some(Told {
@@ -464,7 +464,7 @@ impl Chunks {
         }
     }
 
-    /// `logprobs` of these tokens alone.
+    /// `logprobs` of these tokens only.
     fn of<'a>(&'a self, scores: &'a [TokenScore], place: &mut Place) -> Option<OfCompletion<'a>> {
         let model = self.scored.as_ref().filter(|_| !scores.is_empty())?;
         Some(OfCompletion {

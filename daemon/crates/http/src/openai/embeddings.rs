@@ -25,15 +25,15 @@ struct EmbeddingsRequest {
     input: Value,
     encoding_format: Option<String>,
     dimensions: Option<i64>,
-    /// A text that is longer than the context is cut.
+    /// Whether a text longer than the context is truncated.
     truncate: Option<bool>,
-    /// What the texts are embedded for. Jina's word is `task`, sentence-transformers'
+    /// Purpose of the embedding. Jina's name is `task`, that of sentence-transformers
     /// `prompt_name`.
     #[serde(alias = "task", alias = "prompt_name")]
     input_type: Option<String>,
 }
 
-/// The handler.
+/// Handler of `POST /v1/embeddings`.
 pub(in super::super) async fn embeddings(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -48,7 +48,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     embedded(call, asked).await
 }
 
-/// What a body that was read elsewhere is answered with.
+/// The response to a body that another route has read.
 pub(in super::super) async fn answered(call: &Call, body: Value) -> Result<Response, Failure> {
     let asked: EmbeddingsRequest = serde_json::from_value(body)
         .map_err(|error| failure::invalid("body", &error.to_string()))?;

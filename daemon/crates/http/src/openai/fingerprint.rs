@@ -1,9 +1,8 @@
-//! `system_fingerprint`: another one where the same request with the same seed may get another
-//! answer.
+//! `system_fingerprint`: changes whenever the same request with the same seed may get another
+//! output.
 //!
-//! That is with another version, another kind of device, a file that was changed, another template,
-//! another type of keys and values, or other adapters. Who else asks, and how tokens are drafted,
-//! is not in it.
+//! It depends on the daemon's version, the kind of device, the model's file, the template, the KV
+//! type, and the adapters; not on other requests or on speculation.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -11,7 +10,7 @@ use rocmforge_engine::{AppliedAdapters, LoadedModel};
 use rocmforge_service::Service;
 use rocmforge_service::answers::Generation;
 
-/// The fingerprint of what a model's answers with these adapters come from.
+/// The fingerprint of a model with these adapters.
 pub(super) fn of(
     service: &Service,
     model: &LoadedModel,
@@ -30,7 +29,7 @@ pub(super) fn of(
     fingerprint(&from)
 }
 
-/// The fingerprint of what a generation comes from, while there is any.
+/// The fingerprint of a running generation.
 pub(super) fn of_generation(service: &Service, generation: &Generation) -> Option<String> {
     let model = generation.model()?;
     Some(of(service, model, generation.adapters()))

@@ -1,10 +1,10 @@
-//! Log-probabilities of generated tokens, as each dialect spells them.
+//! Log-probabilities of generated tokens in the formats of all dialects.
 //!
 //! They are natural logarithms of the probabilities that the model gives, over its whole
 //! vocabulary, before bias, penalties, temperature and the other parameters.
 //!
-//! An answer has up to 21 of them a token. So they are written from the scores, which take a tenth
-//! of their JSON, and never lie as values in between.
+//! A response has up to 21 of them for each token. So the JSON is written directly from the scores,
+//! which take a tenth of its size.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use rocmforge_tokenizer::{DecodeOptions, StreamDecoder};
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-/// `logprobs` of a chat's choice.
+/// `logprobs` of a chat completion's choice.
 #[derive(Serialize)]
 pub(super) struct OfChat<'a> {
     content: OfText<'a>,
@@ -31,7 +31,7 @@ impl<'a> OfChat<'a> {
     }
 }
 
-/// `logprobs` of a text of a response, and of Ollama's answers: a list.
+/// Log-probabilities as a list: for texts in responses, and on Ollama's routes.
 #[derive(Clone, Copy)]
 pub(in super::super) struct OfText<'a> {
     pub(in super::super) model: &'a LoadedModel,
@@ -56,7 +56,7 @@ struct Token<'a> {
     token: Cow<'a, str>,
     logprob: f64,
     bytes: &'a [u8],
-    /// The most likely tokens in the token's place.
+    /// The most likely tokens at this position.
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Tops<'a>>,
 }
@@ -73,7 +73,7 @@ impl<'a> Token<'a> {
     }
 }
 
-/// `completion_probabilities` of llama-server: with the ids of tokens.
+/// `completion_probabilities` of llama-server, which include token ids.
 #[derive(Clone, Copy)]
 pub(in super::super) struct OfNative<'a> {
     pub(in super::super) model: &'a LoadedModel,
@@ -97,7 +97,7 @@ struct NativeToken<'a> {
     of: OfNative<'a>,
     id: u32,
     logprob: f32,
-    /// The most likely tokens in the token's place; `None` for a token of such a list.
+    /// The most likely tokens at this position; `None` for an entry of such a list.
     top: Option<&'a [(u32, f32)]>,
 }
 
@@ -139,18 +139,18 @@ impl Serialize for Tops<'_> {
     }
 }
 
-/// Where the next token stands in a text, in characters.
+/// Character offset of the next token in a text.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Place {
     options: DecodeOptions,
-    /// Once a token was seen.
+    /// Decoder of the text, once a token was seen.
     decoder: Option<StreamDecoder>,
-    /// Characters that are complete.
+    /// Number of complete characters so far.
     complete: u64,
 }
 
 impl Place {
-    /// The place behind a text.
+    /// The offset after a text.
     pub(super) fn behind(text: &str) -> Self {
         Self {
             complete: text.chars().count() as u64,
@@ -158,7 +158,7 @@ impl Place {
         }
     }
 
-    /// The places of tokens, and moves behind them.
+    /// The offsets of tokens; advances past them.
     pub(super) fn of_all(
         &mut self,
         model: &LoadedModel,
@@ -167,8 +167,8 @@ impl Place {
         scores.iter().map(|score| self.of(model, score.id))
     }
 
-    /// The place of a token, and moves behind it. One that begins inside of a character has that
-    /// character's, one without a text that of the next one.
+    /// The offset of a token; advances past it. A token that begins inside of a character has that
+    /// character's offset, one without text the next one's.
     fn of(&mut self, model: &LoadedModel, id: u32) -> u64 {
         let tokenizer = model.tokenizer();
         let stream = || tokenizer.stream_with(self.options);
@@ -185,8 +185,8 @@ impl Place {
     }
 }
 
-/// Where the tokens of a prompt that is repeated stand in its text. Where it is `named`, that has
-/// the names of control tokens, but not that of a BOS that was put before it.
+/// Offsets of an echoed prompt's tokens in its text. With `named`, the text contains the names of
+/// control tokens, but not of a BOS that was added.
 pub(super) fn offsets_of_prompt(model: &LoadedModel, ids: &[u32], named: bool) -> Vec<u64> {
     let tokenizer = model.tokenizer();
     let mut place = Place {
@@ -206,16 +206,16 @@ pub(super) fn offsets_of_prompt(model: &LoadedModel, ids: &[u32], named: bool) -
     offsets.collect()
 }
 
-/// `logprobs` of a completion's choice, behind those of the prompt where it is repeated.
+/// `logprobs` of a completion's choice, after those of an echoed prompt.
 pub(super) struct OfCompletion<'a> {
     pub(super) model: &'a LoadedModel,
-    /// The first token of a prompt that is repeated: its own are null, since nothing comes before.
+    /// The first token of an echoed prompt: its values are null, since no token precedes it.
     pub(super) first: Option<u32>,
     /// Log-probabilities of the prompt's tokens after the first.
     pub(super) prompt: &'a [TokenScore],
     /// Log-probabilities of the generated tokens.
     pub(super) scores: &'a [TokenScore],
-    /// The places of all of these in the text, in characters.
+    /// Offsets of all tokens in the text, in characters.
     pub(super) offsets: Vec<u64>,
 }
 
@@ -230,7 +230,7 @@ impl<'a> OfCompletion<'a> {
             .chain(self.all().map(|score| score.id))
     }
 
-    /// What there is of the first token of a prompt.
+    /// The null value for the first token of a prompt.
     fn nothing<T>(&self) -> Option<Option<T>> {
         self.first.map(|_| None)
     }
@@ -257,7 +257,7 @@ impl Serialize for OfCompletion<'_> {
     }
 }
 
-/// A list of what an iterator gives.
+/// Serializes the items of an iterator as a list.
 struct List<F>(F);
 
 impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
@@ -270,7 +270,8 @@ fn bytes(model: &LoadedModel, id: u32) -> &[u8] {
     model.tokenizer().token_bytes(id).unwrap_or_default()
 }
 
-/// A token that is part of a character as its bytes, so that no two are called the same for that.
+/// The text of a token; bytes of an incomplete character are written as escapes, so that different
+/// tokens differ.
 fn spelled(model: &LoadedModel, id: u32) -> String {
     let bytes = bytes(model, id);
     match std::str::from_utf8(bytes) {

@@ -1,4 +1,5 @@
-//! OpenAI's routes: models, chat completions, completions, embeddings, responses.
+//! OpenAI's routes (models, chat completions, completions, embeddings, responses), and what they
+//! share.
 
 pub(super) mod chat;
 pub(super) mod completions;
@@ -19,18 +20,17 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// A field as OpenAI's requests have it.
+/// The name of a field in OpenAI's requests.
 fn name(field: &str) -> String {
     field.strip_prefix("sampling.").unwrap_or(field).to_owned()
 }
 
-/// The most tokens of an answer, if it has a bound: -1 is without one, as
-/// llama-server and LM Studio have it.
+/// The limit of generated tokens, if there is one: -1 means none, as in llama-server and LM Studio.
 fn bounded(max_tokens: Option<i64>) -> Option<i64> {
     max_tokens.filter(|&n| n != -1)
 }
 
-/// What all answers of a request took; the prompt is computed for each and counted once.
+/// Token counts of all completions of a request; the prompt counts once.
 fn usage(ended: &Ended) -> Value {
     json!({
         "prompt_tokens": ended.prompt_tokens,

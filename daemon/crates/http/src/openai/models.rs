@@ -1,5 +1,5 @@
-//! `GET /v1/models`, for OpenAI's and for Anthropic's clients: what is loaded, and what its first
-//! use loads.
+//! `GET /v1/models`, for OpenAI's and Anthropic's clients: loaded models, and files that are loaded
+//! at their first use.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::super::embedding::capabilities;
 use super::super::error::Dialect;
 use super::super::ollama::time::rfc3339;
 
-/// Maximum number of tokens that a request may have, where that is known: the model is loaded.
+/// Context length of a model, if it is loaded.
 fn n_ctx(call: &Call, model: &Available) -> Option<u32> {
     let trained = model.loaded()?.model.model().info().n_ctx_train;
     Some(trained.min(call.service.limits.n_ctx_max))
@@ -58,7 +58,7 @@ fn anthropic(call: &Call, model: &Available) -> Value {
     })
 }
 
-/// The handler of the list.
+/// Handler of the list of models.
 pub(in super::super) async fn list(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /v1/models", &request);
     let result = listed(&call).await;
@@ -81,7 +81,7 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
     answer(&json!({"object": "list", "data": data}))
 }
 
-/// The handler of one.
+/// Handler of one model.
 pub(in super::super) async fn get(State(http): State<Arc<Http>>, request: Request) -> Response {
     let call = Call::of(&http, "GET /v1/models/MODEL", &request);
     let path = request.uri().path().to_owned();

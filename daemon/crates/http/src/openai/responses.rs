@@ -1,9 +1,9 @@
 //! `POST /v1/responses`. The last responses of each client are kept, so that a request may refer to
 //! them and their items ([`memory`]), unless `store` is false.
 //!
-//! The answer is a list of items: what the model thinks (`reasoning`), says (`message`) and calls
-//! (`function_call`). Where a summary of the thinking is asked for, it is the thinking itself. In a
-//! stream each item is opened, filled and closed before the next one opens:
+//! The output is a list of items: reasoning (`reasoning`), text (`message`) and calls
+//! (`function_call`). A requested summary of the reasoning is the reasoning itself. In a stream
+//! each item is opened, filled and closed before the next one opens:
 //!
 //! ```text
 //! response.created response.in_progress
@@ -43,7 +43,7 @@ use super::super::reply;
 use super::super::start;
 use super::logprobs::OfText;
 
-/// The handler.
+/// Handler of `POST /v1/responses`.
 pub(in super::super) async fn responses(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -53,7 +53,7 @@ pub(in super::super) async fn responses(
     call.respond(result)
 }
 
-/// The handler of counts.
+/// Handler of `POST /v1/responses/input_tokens`, which counts tokens.
 pub(in super::super) async fn count_tokens(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -72,10 +72,10 @@ pub(in super::super) async fn count_tokens(
     call.respond(result)
 }
 
-/// Maximum number of bytes of earlier responses that are read where handlers run.
+/// Maximum bytes of earlier responses that are parsed on the async thread.
 const INLINE_MAX_BYTES: usize = 64 << 10;
 
-/// The request's input, with what it refers to.
+/// The request's input, with the stored items that it refers to.
 async fn recalled(
     call: &Call,
     memory: &Memory,
@@ -174,14 +174,14 @@ async fn complete(
 struct Keeping {
     memory: Arc<Memory>,
     peer: Peer,
-    /// The response that it goes on from.
+    /// Id of the response that this one continues.
     previous: Option<String>,
     /// The request's own items, a JSON list.
     input: Box<str>,
 }
 
 impl Keeping {
-    /// Keeps a response whose output is these items.
+    /// Stores a response with these output items.
     fn keep(&self, id: &str, whole: &Whole<'_>, output: &[Item]) {
         let Ok(text) = serde_json::to_string(whole) else {
             return;
@@ -207,7 +207,7 @@ fn item_id(kind: &str) -> String {
     format!("{kind}_{}", fresh_id())
 }
 
-/// An item of the output.
+/// An item of a response's output.
 #[derive(Debug)]
 enum Item {
     Message {
@@ -221,7 +221,7 @@ enum Item {
 }
 
 impl Item {
-    /// The response as JSON is written of it, with log-probabilities if `scored` names the model.
+    /// The item as it is serialized, with log-probabilities if `scored` names the model.
     fn shown<'a>(&'a self, scored: Option<&'a LoadedModel>) -> Shown<'a> {
         match self {
             Self::Message {
@@ -285,7 +285,7 @@ impl<'a> OutputText<'a> {
     }
 }
 
-/// What is not wanted is an empty list.
+/// Log-probabilities of a text; an empty list if they are not wanted.
 #[derive(Clone, Copy, Serialize)]
 #[serde(untagged)]
 enum Logprobs<'a> {
@@ -302,7 +302,7 @@ impl<'a> Logprobs<'a> {
     }
 }
 
-/// How an answer ended, in this route's words.
+/// The status of a response by how its generation ended.
 fn status(ended: &Ended) -> &'static str {
     if ended.is_cut() {
         "incomplete"

@@ -39,12 +39,12 @@ use super::super::changes;
 use super::super::pulls::Pulls;
 use super::super::sse;
 
-/// Maximum number of models whose maps are sent.
+/// Maximum number of models whose segments are sent.
 const MODELS_MAX: usize = 256;
-/// Shortest time between two events.
+/// Minimum time between two events.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The handler.
+/// Handler of `GET /ui/live`.
 pub(crate) async fn live(State(http): State<Arc<Http>>, request: extract::Request) -> Response {
     let call = Call::of(&http, "GET /ui/live", &request);
     if let Err(failure) = call.service.admit() {
@@ -73,15 +73,15 @@ pub(crate) async fn live(State(http): State<Arc<Http>>, request: extract::Reques
 
 /// An open window of the page `/ui`.
 struct Watching {
-    /// Who follows it.
+    /// Arrival and client of the request.
     arrival: Arrival,
     service: Arc<Service>,
     pulls: Arc<Pulls>,
     downloads: watch::Receiver<u64>,
-    /// Requests are kept as ended later than the engine ends them, which nothing else reports.
+    /// Notified when a request has ended for reports, which is later than the engine's end.
     ended: watch::Receiver<()>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
-    /// The models that were loaded at the last look.
+    /// Names of the models that were loaded at the last check.
     names: Option<BTreeSet<String>>,
     loaded: u64,
     /// The parts of the page's data as they were sent last.
@@ -90,7 +90,7 @@ struct Watching {
 }
 
 impl Watching {
-    /// What is sent next; `None` once the daemon ends.
+    /// Waits for the next event; `None` once the daemon ends.
     async fn next(&mut self) -> Option<String> {
         let silent = tokio::time::sleep(changes::SILENT_MAX);
         let mut silent = std::pin::pin!(silent);
@@ -120,7 +120,7 @@ impl Watching {
         }
     }
 
-    /// The parts that are other than they were sent.
+    /// The parts that differ from what was sent.
     fn changed(&mut self, snapshot: &Snapshot, viewer: &Viewer) -> Map<String, Value> {
         let names = names(snapshot);
         if self.names.as_ref().is_some_and(|before| *before != names) {
@@ -177,11 +177,11 @@ fn memory(snapshot: &Snapshot) -> Value {
     })
 }
 
-/// Models of which something is on the device, or comes there.
+/// Models with segments on the device or in flight.
 #[derive(Debug, Serialize)]
 struct Residency {
     maps: Vec<SegmentMap>,
-    /// Further such models.
+    /// Number of further such models that are not listed.
     left_out: usize,
 }
 
@@ -190,12 +190,12 @@ struct Residency {
 struct SegmentMap {
     model: String,
     resident_bytes: u64,
-    /// A character a segment, in the order of a pass: `.` in the file only, `>` in flight, `#`
+    /// One character for each segment, in the order of a pass: `.` absent, `>` in flight, `#`
     /// resident, `*` resident and pinned, `@` in use by a pass.
     segments: String,
 }
 
-/// Models without anything on the device are left out.
+/// Models with something on the device; others are left out.
 fn residency(snapshot: &Snapshot) -> Residency {
     let is_there = |segment: &SegmentStatus| segment.state != SegmentState::Absent;
     let all = snapshot.models.iter();

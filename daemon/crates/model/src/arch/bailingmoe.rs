@@ -14,13 +14,13 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::{N_EXPERT_MAX, N_LAYER_MAX, WIDTH_MAX};
 
-/// Ling and Ring 1.
+/// Builds the plan of Ling and Ring 1.
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let norms = QkNorms::Heads(Presence::Absent);
     layers(b, h, RopeOrder::Norm, norms, RouterGate::Softmax)
 }
 
-/// Ling and Ring 2.
+/// Builds the plan of Ling and Ring 2.
 pub(super) fn build_2(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let norms = QkNorms::Heads(Presence::Required);
     layers(b, h, RopeOrder::Neox, norms, RouterGate::Sigmoid)

@@ -32,10 +32,10 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_LAYER_MAX;
 
-/// The bias that the slopes of `jina-bert-v2` come from; files do not have it.
+/// Maximum bias from which ALiBi's slopes of `jina-bert-v2` follow; files do not have it.
 const ALIBI: f32 = 8.0;
 
-/// What layers for program texts have.
+/// Tensor that only layers of models for program text have.
 const SECOND_NORM: &str = "attn_norm_2.weight";
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
@@ -80,8 +80,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     b.encoder_head(x, ClassAct::Tanh)
 }
 
-/// `x = layer_norm(x + attention(x) * Wo)`, and where the file has a second norm,
-/// `x = layer_norm(x before + x)`.
+/// `x = layer_norm(x + attention(x) * Wo)`; if the file has a second norm, then `x = layer_norm(x
+/// before + x)`.
 fn attend(
     b: &mut PlanBuilder<'_>,
     h: &Hparams,
@@ -112,7 +112,7 @@ fn attend(
     add_and_norm(b, x, p, &second)
 }
 
-/// Of how many layers the second is a MoE layer, and how it routes.
+/// The period of MoE layers and their routing; `None` for dense models.
 fn mixtures(b: &PlanBuilder<'_>, h: &Hparams) -> Result<Option<(u32, MoeSpec)>, Error> {
     let every = b.keys.maybe("moe_every_n_layers", N_LAYER_MAX)?;
     if every < 2 {
@@ -127,7 +127,7 @@ fn mixtures(b: &PlanBuilder<'_>, h: &Hparams) -> Result<Option<(u32, MoeSpec)>, 
     Ok(Some((every, spec)))
 }
 
-/// The sum of a token's row, the first token type's, and with learned positions its position's,
+/// The input of the first layer: token embedding + token type + learned position if there are any,
 /// normed.
 fn embedding(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Buf, Error> {
     let x = b.embedding()?;

@@ -13,13 +13,13 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_CTX_MAX;
 
-/// Command R.
+/// Builds the plan of Command R.
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let all = vec![false; h.n_layer as usize];
     layers(b, h, None, &all)
 }
 
-/// Command R7B and A.
+/// Builds the plan of Command R7B and A.
 pub(super) fn build_windowed(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let window = b.keys.count("attention.sliding_window", N_CTX_MAX)?;
     let windowed = window_pattern(b.keys, h.n_layer, 4)?;

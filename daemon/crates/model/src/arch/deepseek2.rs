@@ -26,7 +26,7 @@ struct Mla {
     kv_lora: u32,
     /// Elements of a head that are not rotated.
     nope: u32,
-    /// Elements of a head that are.
+    /// Number of elements of a head that are rotated.
     rot: u32,
     v_dim: u32,
     rope: RopeUse,
@@ -70,7 +70,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 }
 
 impl Mla {
-    /// Reads the dimensions of attention from the file, with their table of rotations.
+    /// Reads the dimensions of the latent attention, and adds its RoPE table.
     fn read(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Self, Error> {
         let keys = b.keys;
         let head_dim = keys.count_or("attention.key_length_mla", HEAD_DIM_MAX, h.heads.head_dim)?;
@@ -194,7 +194,7 @@ impl Mla {
         b.product(&name("attn_output"), a, Presence::Absent, p)
     }
 
-    /// The queries, and the latent vector with the key to be rotated behind it.
+    /// Emits the queries, and the latent vector followed by the key to be rotated.
     fn project(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<[Buf; 2], Error> {
         let n_embd = b.n_embd;
         let queries = u64::from(self.n_head) * u64::from(self.nope + self.rot);
@@ -217,7 +217,7 @@ impl Mla {
         Ok([q, kv])
     }
 
-    /// Queries: absorbed, and to be rotated.
+    /// Emits the absorbed queries, followed by the elements to be rotated.
     fn absorb_query(&self, b: &mut PlanBuilder<'_>, i: u32, q: Buf) -> Result<Buf, Error> {
         let (n_head, dim) = (u64::from(self.n_head), self.nope + self.rot);
         let kv_lora = u64::from(self.kv_lora);

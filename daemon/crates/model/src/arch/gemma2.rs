@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::{Keys, N_CTX_MAX, N_LAYER_MAX};
 
-/// Which layers have a window: as the file's pattern says, else all but every `period`-th.
+/// For each layer whether it has a window: by the file's pattern, else all but every `period`-th.
 pub(super) fn window_pattern(
     keys: Keys<'_>,
     n_layer: u32,
@@ -29,8 +29,8 @@ pub(super) fn window_pattern(
     }
 }
 
-/// The factor on scores: of the head's size, but of the width's share of a head in the
-/// 27B models (Gemma 2 and 3).
+/// The factor on attention scores: by the head size, but in the 27B models by `n_embd / n_head`
+/// (Gemma 2 and 3).
 pub(super) fn attention_scale(h: &Hparams, layers_of_27b: u32) -> f32 {
     if h.n_layer == layers_of_27b {
         scale_of(h.n_embd / h.heads.n_head)

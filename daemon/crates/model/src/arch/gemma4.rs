@@ -85,12 +85,12 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     b.head(x, Presence::Absent, None, Some(final_softcap))
 }
 
-/// The layers that attend to all, and those with a window.
+/// The two kinds of layers: with full attention and with a window.
 struct Kinds {
     window: u32,
     /// For each layer, whether it has a window.
     windowed: Vec<bool>,
-    /// Elements of a head's keys and of its values, in layers with a window.
+    /// Key and value head sizes of layers with a window.
     local_dims: (u32, u32),
     tables: [u8; 2],
 }
@@ -110,7 +110,7 @@ impl Kinds {
         })
     }
 
-    /// How layer `i` attends, with keys and values of its own.
+    /// The attention of layer `i` with its own K and V.
     fn attention(&self, h: &Hparams, i: u32) -> AttentionSpec {
         let is_local = self.windowed[i as usize];
         let (head_dim, head_dim_v) = match is_local {
@@ -139,7 +139,7 @@ impl Kinds {
     }
 }
 
-/// The angles of layers that attend to all, and of those with a window.
+/// Adds the RoPE tables of full layers and of layers with a window.
 fn rope_tables(b: &mut PlanBuilder<'_>, h: &Hparams, local_dim: u32) -> Result<[u8; 2], Error> {
     let keys = b.keys;
     let mut full = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;

@@ -39,10 +39,11 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     b.head(x, Presence::Absent, None, None)
 }
 
-/// Notes the tensors of blocks that predict further tokens (MTP), which a pass does without.
+/// Marks the tensors of MTP blocks as known and unused.
 ///
 /// # Errors
-/// A block that is said to predict and has a layer's tensors alone: it is one of the model's own.
+/// A block that is declared as MTP has only a layer's tensors, and so is an ordinary
+/// layer.
 pub(super) fn leave_predictors(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let blocks: Vec<String> = (h.n_layer..h.n_layer + h.n_layer_nextn)
         .map(|i| blk(i, ""))

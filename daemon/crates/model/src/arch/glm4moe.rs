@@ -18,7 +18,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     build_with(b, h, Norms::POST_ATTENTION)
 }
 
-/// Builds the plan with these norms.
+/// Builds the plan, with the given names of norms.
 pub(super) fn build_with(b: &mut PlanBuilder<'_>, h: &Hparams, norms: Norms) -> Result<(), Error> {
     let x = b.embedding()?;
     let layers = Layers::read(b, h, norms)?;
@@ -29,7 +29,7 @@ pub(super) fn build_with(b: &mut PlanBuilder<'_>, h: &Hparams, norms: Norms) -> 
     b.head(x, Presence::Absent, None, None)
 }
 
-/// The first block that predicts a further token.
+/// Emits the MTP head (the first MTP block).
 pub(super) fn predict(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let block = h.n_layer;
     let layers = Layers::read(b, h, Norms::POST_ATTENTION)?;
@@ -38,11 +38,11 @@ pub(super) fn predict(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error>
     nextn::end(b, block, x)
 }
 
-/// What the layers have in common.
+/// Properties that all layers share.
 struct Layers {
-    /// The table of rotations.
+    /// Index of the RoPE table.
     table: u8,
-    /// Layers with one feed-forward each, before those with experts.
+    /// Number of leading dense layers.
     dense: u32,
     moe: Moe,
     norms: Norms,

@@ -42,7 +42,7 @@ pub(super) fn factors(b: &mut PlanBuilder<'_>, h: &Hparams, x: Buf) -> Result<Fa
     })
 }
 
-/// The rotations, where the model has them.
+/// The RoPE parameters; `None` for models without positions.
 pub(super) fn rope(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Option<RopeUse>, Error> {
     if !b.keys.flag("rope.scaling.finetuned", true)? {
         return Ok(None);

@@ -65,7 +65,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     b.head(x, Presence::Absent, None, None)
 }
 
-/// The rotations of layers with a window, which nothing stretches.
+/// RoPE parameters of layers with a window, without context scaling.
 fn local_rope(keys: Keys<'_>, rope: &RopeSpec, head_dim: u32) -> Result<RopeSpec, Error> {
     let base = keys.positive_or("rope.freq_base_swa", rope.freq_base as f32)?;
     Ok(RopeSpec {
@@ -77,7 +77,8 @@ fn local_rope(keys: Keys<'_>, rope: &RopeSpec, head_dim: u32) -> Result<RopeSpec
     })
 }
 
-/// Which layers have a window: as the file's pattern says, else all but the first of each four.
+/// For each layer whether it has a window: by the file's pattern, else all but the first of each
+/// four.
 fn windowed_layers(keys: Keys<'_>, n_layer: u32) -> Result<Vec<bool>, Error> {
     const KEY: &str = "attention.sliding_window_pattern";
     let period = match keys.gguf.value(&keys.name(KEY)) {

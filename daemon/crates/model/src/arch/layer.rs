@@ -54,7 +54,7 @@ impl FeedForward {
     }
 }
 
-/// Names of a layer's norms. Before or after, or both.
+/// Names of a layer's norms: before or after attention and feed-forward, or both.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Norms {
     pub(super) attn: Option<&'static str>,
@@ -64,26 +64,26 @@ pub(super) struct Norms {
 }
 
 impl Norms {
-    /// Before attention and feed-forward.
+    /// Norms before attention and feed-forward.
     pub(super) const PRE: Norms = Norms {
         attn: Some("attn_norm.weight"),
         post_attn: None,
         ffn: Some("ffn_norm.weight"),
         post_ffn: None,
     };
-    /// Norms before attention and feed-forward, where the file calls the second one after the
+    /// Norms before attention and feed-forward, where the file names the second one after the
     /// attention that it follows.
     pub(super) const POST_ATTENTION: Norms = Norms {
         ffn: Some("post_attention_norm.weight"),
         ..Norms::PRE
     };
-    /// Before and after both.
+    /// Norms before and after attention and feed-forward.
     pub(super) const SANDWICH: Norms = Norms {
         post_attn: Some("post_attention_norm.weight"),
         post_ffn: Some("post_ffw_norm.weight"),
         ..Norms::PRE
     };
-    /// After both.
+    /// Norms after attention and feed-forward.
     pub(super) const POST: Norms = Norms {
         attn: None,
         ffn: None,
@@ -91,13 +91,13 @@ impl Norms {
     };
 }
 
-/// A layer.
+/// Parameters of a decoder layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layer {
     pub(super) attention: AttentionSpec,
     pub(super) feed_forward: FeedForward,
     pub(super) norms: Norms,
-    /// The eps of the norms behind, where it is not that of the others.
+    /// Epsilon of the norms after attention and feed-forward, if different from the others'.
     pub(super) post_eps: Option<f32>,
     /// Factor on what is added to the residual stream.
     pub(super) residual_scale: f32,
@@ -115,7 +115,7 @@ impl Layer {
     }
 }
 
-/// Emits a layer; says where its keys and values are.
+/// Emits a layer. Returns where its K and V are stored.
 pub(super) fn layer(
     b: &mut PlanBuilder<'_>,
     i: u32,
@@ -168,7 +168,7 @@ pub(super) fn feed_forward(
     add(b, i, (x, p), spec.norms.post_ffn, spec)
 }
 
-/// Adds `p` to the stream `x`, normed where the layer has such a norm.
+/// Adds `p` to the residual stream `x`, after norming it if the layer has such a norm.
 fn add(
     b: &mut PlanBuilder<'_>,
     i: u32,

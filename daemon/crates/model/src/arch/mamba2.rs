@@ -8,7 +8,7 @@ use crate::build::{PlanBuilder, Presence, blk};
 use crate::error::Error;
 use crate::keys::{Keys, N_HEAD_MAX, WIDTH_MAX};
 
-/// Longest short convolution.
+/// Maximum length of the short convolution.
 pub(super) const CONV_KERNEL_MAX: u32 = 16;
 
 /// The shape of a Mamba-2 layer.
@@ -44,7 +44,7 @@ impl Mamba2 {
         Ok(shape)
     }
 
-    /// Emits the layer on normed rows `n`; the output product's buffer.
+    /// Emits the layer on normed rows `n`. Returns the buffer of the output product.
     pub(super) fn emit(
         &self,
         b: &mut PlanBuilder<'_>,

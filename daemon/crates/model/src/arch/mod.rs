@@ -53,13 +53,13 @@ use crate::hparams::Hparams;
 /// Emits the operations of a pass.
 type Build = fn(&mut PlanBuilder<'_>, &Hparams) -> Result<(), Error>;
 
-/// An architecture.
+/// A supported architecture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arch {
-    /// `general.architecture`, and the prefix of its keys.
+    /// Value of `general.architecture`, and the prefix of the architecture's keys.
     pub(crate) name: &'static str,
     pub(crate) build: Build,
-    /// Emits the operations of the block that predicts one token more, where that is implemented.
+    /// Emits the operations of the MTP head, if that is supported.
     pub(crate) predict: Option<Build>,
 }
 
@@ -360,12 +360,12 @@ const ENCODERS: &[Arch] = &[
     },
 ];
 
-/// Names of the architectures that work.
+/// Names of the supported architectures.
 pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
     ALL.iter().chain(ENCODERS).map(|a| a.name)
 }
 
-/// Whether an architecture is an encoder's.
+/// Whether an architecture is an encoder.
 pub(crate) fn is_encoder(name: &str) -> bool {
     ENCODERS.iter().any(|a| a.name == name)
 }

@@ -11,18 +11,18 @@ use crate::keys::{Keys, N_EXPERT_MAX, WIDTH_MAX};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Shared {
     pub(super) n_ff: u64,
-    /// Whether a product of the input, through the logistic function, weighs its output.
+    /// Whether the shared expert's output is weighted by the sigmoid of a product of the input.
     pub(super) gated: bool,
 }
 
-/// The MoE of a layer.
+/// The mixture of experts of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moe {
     pub(super) spec: MoeSpec,
     pub(super) shared: Option<Shared>,
 }
 
-/// Reads the keys that MoE models have in common.
+/// Reads the keys that all MoE models share.
 pub(super) fn read(
     keys: Keys<'_>,
     n_embd: u32,
@@ -77,7 +77,7 @@ pub(super) fn read(
     })
 }
 
-/// The width of an expert where the file does not give it.
+/// Sets the width of an expert, if the file does not give it.
 pub(super) fn n_ff_or(spec: MoeSpec, default: u64) -> MoeSpec {
     MoeSpec {
         n_ff: if spec.n_ff == 0 { default } else { spec.n_ff },
@@ -86,7 +86,7 @@ pub(super) fn n_ff_or(spec: MoeSpec, default: u64) -> MoeSpec {
 }
 
 impl Moe {
-    /// Emits the MoE on normed rows `n`; its sum is in the buffer that is returned.
+    /// Emits the MoE on normed rows `n`. Returns the buffer of the weighted sum.
     pub(super) fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<Buf, Error> {
         let mut carried = Vec::new();
         let mut shared = None;

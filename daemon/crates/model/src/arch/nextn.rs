@@ -19,12 +19,12 @@ use rocmforge_ops::{Buf, ColumnPart, InputRows};
 use crate::build::{PlanBuilder, Presence, blk};
 use crate::error::Error;
 
-/// The name of a tensor of the block that only such blocks have.
+/// Name of a tensor that only MTP blocks have.
 fn name(block: u32, part: &str) -> String {
     blk(block, &format!("nextn.{part}"))
 }
 
-/// Emits what makes the stream of the block's layer of a token and the stream of the model.
+/// Emits the input of the MTP block's layer, from a token and the model's hidden state.
 pub(super) fn begin(b: &mut PlanBuilder<'_>, block: u32) -> Result<Buf, Error> {
     let n_embd = b.n_embd;
     let own = name(block, "embed_tokens.weight");
@@ -45,7 +45,7 @@ pub(super) fn begin(b: &mut PlanBuilder<'_>, block: u32) -> Result<Buf, Error> {
     b.product(&name(block, "eh_proj"), both, Presence::Absent, x)
 }
 
-/// Emits the block's head.
+/// Emits the output head of the MTP block.
 pub(super) fn end(b: &mut PlanBuilder<'_>, block: u32, x: Buf) -> Result<(), Error> {
     let own = |b: &PlanBuilder<'_>, part, other: &str| {
         let own = name(block, part);

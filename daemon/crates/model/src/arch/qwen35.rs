@@ -22,7 +22,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     layers(b, h, true)
 }
 
-/// The first block that predicts a further token: its layer is one that attends.
+/// Emits the MTP head (the first MTP block), whose layer has attention.
 pub(super) fn predict(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let block = h.n_layer;
     let table = rotation(b, h)?;
@@ -33,7 +33,7 @@ pub(super) fn predict(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error>
     nextn::end(b, block, x)
 }
 
-/// The layers of Qwen 3.5 and of Qwen3-Next, which differ in the order of value heads.
+/// Emits the layers of Qwen 3.5 and Qwen3-Next, which differ in the order of value heads.
 pub(super) fn layers(b: &mut PlanBuilder<'_>, h: &Hparams, interleaved: bool) -> Result<(), Error> {
     let x = b.embedding()?;
     let table = rotation(b, h)?;
@@ -55,13 +55,13 @@ pub(super) fn layers(b: &mut PlanBuilder<'_>, h: &Hparams, interleaved: bool) ->
     b.head(x, Presence::Absent, None, None)
 }
 
-/// The table of rotations.
+/// Adds the RoPE table, and returns its index.
 fn rotation(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<u8, Error> {
     let rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
     Ok(b.rope_table(rope))
 }
 
-/// Layer `i`, were it one that attends.
+/// The parameters of layer `i` as one with attention.
 fn attending(b: &PlanBuilder<'_>, h: &Hparams, i: u32, table: u8) -> Result<Layer, Error> {
     let keys = b.keys;
     let ffn = if keys.maybe("expert_count", N_EXPERT_MAX)? > 0 {

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::{HEAD_DIM_MAX, Keys, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
 
-/// Added to the sum of squares where queries and keys are normed.
+/// Epsilon of the L2 norm of queries and keys.
 const L2_EPS: f32 = 1e-6;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
@@ -67,7 +67,7 @@ impl DeltaNet {
         })
     }
 
-    /// Emits the layer on normed rows `n`; the output product's buffer.
+    /// Emits the layer on normed rows `n`. Returns the buffer of the output product.
     pub(super) fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<Buf, Error> {
         let heads = u64::from(self.n_head_v);
         let values = heads * u64::from(self.dim_v);
@@ -105,7 +105,8 @@ impl DeltaNet {
         b.product(&name("ssm_out"), z, Presence::Absent, p)
     }
 
-    /// Queries, keys and values in one; the gate of the output; decay and strength of each head.
+    /// Emits the products: queries, keys and values in one buffer; the output gate; decay and
+    /// strength for each head.
     fn project(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<[Buf; 4], Error> {
         let n_embd = b.n_embd;
         let heads = u64::from(self.n_head_v);

@@ -8,24 +8,24 @@ use rocmforge_ops::{
 use super::{PlanBuilder, Presence, blk, scale_of};
 use crate::error::Error;
 
-/// What attention's output is multiplied by before the output product.
+/// The gate that multiplies the output of attention before the output product.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum OutputGate {
     Absent,
     /// The query product also gives a gate for each element, interleaved by heads; its
     /// logistic function (Qwen3-Next).
     WithQueries,
-    /// A function of a product of its own, `attn_gate`, with a row for each
-    /// element or for each head.
+    /// The gate is a function of a separate product `attn_gate`, with a row for each element or
+    /// each head.
     Matrix(Act),
 }
 
-/// Norms of queries and keys.
+/// The kind of norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QkNorms {
     /// An RMSNorm over each head, before rotation, with one weight for all heads.
     Heads(Presence),
-    /// A norm over each head, behind the rotation.
+    /// A norm over each head, after rotation.
     HeadsRotated,
     /// An RMSNorm over all of a row's queries and one over all of its keys.
     Rows,
@@ -36,7 +36,7 @@ pub(crate) enum QkNorms {
     LayerNormRows,
 }
 
-/// How a layer attends.
+/// Parameters of a layer's attention.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionSpec {
     pub(crate) heads: HeadShape,
@@ -45,29 +45,29 @@ pub(crate) struct AttentionSpec {
     /// Bias of the output product.
     pub(crate) output_bias: Presence,
     pub(crate) qk_norms: QkNorms,
-    /// An RMSNorm without weight over each value head.
+    /// Whether values have an RMSNorm without weight over each head.
     pub(crate) value_norm: bool,
-    /// Whether keys serve as values where the file has no value matrix.
+    /// Whether keys serve as values if the file has no value matrix.
     pub(crate) keys_as_values: bool,
     pub(crate) rope: Option<RopeUse>,
     pub(crate) window: Option<u32>,
-    /// Whether rows of an image attend to none behind their own, where other layers' do.
+    /// Whether this layer stays causal within images while other layers attend in both directions.
     pub(crate) causal_in_images: bool,
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
-    /// A tensor of one more score a head.
+    /// Whether the softmax has a sink: one more score for each head, from a tensor.
     pub(crate) sinks: bool,
-    /// The bias of ALiBi; 0 for none.
+    /// Maximum bias of ALiBi; 0 for none.
     pub(crate) alibi: f32,
     pub(crate) output_gate: OutputGate,
-    /// Strength and span of the temperature by position.
+    /// Strength and span of a temperature that depends on the position.
     pub(crate) temperature: Option<(f32, u32)>,
-    /// Keys and values of another layer, instead of its own.
+    /// Where the K and V of another layer are, which this layer uses instead of its own.
     pub(crate) shared_kv: Option<KvLayer>,
 }
 
 impl AttentionSpec {
-    /// Grouped-query attention over all positions, with nothing beside.
+    /// Grouped-query attention over all positions, without options.
     pub(crate) fn new(heads: HeadShape, rope: Option<RopeUse>) -> Self {
         Self {
             heads,
@@ -91,8 +91,8 @@ impl AttentionSpec {
 }
 
 impl PlanBuilder<'_> {
-    /// Attention of layer `layer` on normed rows `n`; returns the output product's buffer, and
-    /// where its keys and values are.
+    /// Emits attention of layer `layer` on normed rows `n`. Returns the buffer of the output
+    /// product, and where K and V are stored.
     pub(crate) fn attention(
         &mut self,
         layer: u32,
@@ -142,8 +142,8 @@ impl PlanBuilder<'_> {
         Ok((p, kv))
     }
 
-    /// Queries, keys and values, from matrices of their own or from one; the
-    /// output gate where there is one.
+    /// Emits queries, keys and values, from three matrices or one, and the output gate if there is
+    /// one.
     fn queries_keys_values(
         &mut self,
         layer: u32,
@@ -205,8 +205,8 @@ impl PlanBuilder<'_> {
         Ok(Some((gate, Act::Sigmoid)))
     }
 
-    /// The products of a matrix that has queries, keys and values one after the other, if the file
-    /// has that; `outs` are their buffers and rows.
+    /// The products of a fused matrix of queries, keys and values, if the file has one; `outs` are
+    /// their buffers and rows.
     fn fused(
         &mut self,
         layer: u32,
@@ -242,7 +242,7 @@ impl PlanBuilder<'_> {
         Ok(Some(products))
     }
 
-    /// The product of the output gate, where it has a matrix of its own.
+    /// Adds the product of the output gate, if it has a separate matrix.
     fn gate_product(
         &mut self,
         layer: u32,
@@ -265,7 +265,7 @@ impl PlanBuilder<'_> {
         Ok(Some((gate, act)))
     }
 
-    /// Norms and rotates queries and keys and appends keys and values.
+    /// Emits norms and rotation of queries and keys, and appends K and V to the cache.
     fn append(
         &mut self,
         layer: u32,
@@ -336,7 +336,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// A layer norm over all of a row, where the file has its weight.
+    /// Emits a layer norm over each whole row, if the file has its weight.
     fn layer_norm_row(&mut self, x: Buf, name: &str) -> Result<(), Error> {
         let width = self.width(x);
         let Some(weight) = self.vector_if(&format!("{name}.weight"), width, Presence::Optional)?
@@ -369,7 +369,7 @@ impl PlanBuilder<'_> {
         Ok(norm.map(|n| (n, self.eps)))
     }
 
-    /// Norms and rotates queries whose keys are another layer's.
+    /// Emits norms and rotation of queries whose keys are another layer's.
     fn queries_alone(&mut self, layer: u32, q: Buf, spec: &AttentionSpec) -> Result<(), Error> {
         let norm = self.head_norm(layer, "attn_q_norm.weight", spec)?;
         match spec.rope {
@@ -389,7 +389,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Attention of queries over keys and values.
+    /// Emits attention of queries over cached K and V.
     pub(crate) fn attend(
         &mut self,
         layer: u32,
@@ -426,8 +426,7 @@ impl PlanBuilder<'_> {
 }
 
 impl PlanBuilder<'_> {
-    /// What rows attend to. A window of a model whose rows attend both ways has half of it on
-    /// either side.
+    /// The attention mask. In a bidirectional model half of a window is on either side.
     fn mask(&self, window: Option<u32>) -> Mask {
         match (self.both_ways, window) {
             (false, None) => Mask::Causal,

@@ -1,4 +1,4 @@
-//! What adapters (LoRA) add to products.
+//! Emits what LoRA adapters add to products.
 //!
 //! Tensors of adapters lie in the segment of the matrix that they are for, in the plan with
 //! adapters and in the one without: both run on the same segments. The operations are in the first
@@ -17,16 +17,16 @@ use rocmforge_ops::{
 use super::PlanBuilder;
 use crate::adapter::AdapterSet;
 
-/// The adapters of a model, while its plan is built.
+/// State of a model's adapters while its plan is built.
 pub(crate) struct Adapting<'a> {
     set: &'a AdapterSet,
-    /// Whether the plan is that of passes with adapters.
+    /// Whether the plan is the one for passes with adapters.
     applies: bool,
-    /// Matrices whose products were found.
+    /// Matrices with adapters whose products were found.
     used: HashSet<String>,
-    /// Each row's scales.
+    /// Input with each row's scales of adapters.
     scales: Option<Buf>,
-    /// Adapter terms of products that are yet to be emitted.
+    /// Adapter terms of products that have not been emitted yet.
     pending: Vec<Adapted>,
 }
 
@@ -41,14 +41,14 @@ impl<'a> Adapting<'a> {
         }
     }
 
-    /// Whether a product takes what adapters have for this matrix.
+    /// Whether a product uses the adapters' matrices for this matrix.
     pub(crate) fn is_used(&self, matrix: &str) -> bool {
         self.used.contains(matrix)
     }
 }
 
 impl PlanBuilder<'_> {
-    /// Notes what adapters add to the product of rows of a matrix into `out`.
+    /// Records the adapters' term for the product of rows of a matrix into `out`.
     pub(super) fn adapt(&mut self, matrix: &str, first: u64, rows: u64, out: Buf) {
         let kind = self.bufs[usize::from(out.0)].rows;
         let Some(adapting) = &mut self.adapting else {
@@ -82,7 +82,7 @@ impl PlanBuilder<'_> {
         })
     }
 
-    /// Emits what adapters add to the products of `x` into these buffers.
+    /// Emits the adapters' terms for the products of `x` into these buffers.
     pub(super) fn add_deltas(&mut self, x: Buf, outs: &[Buf]) {
         let Some(adapting) = &mut self.adapting else {
             return;
@@ -109,7 +109,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// The scales of a pass's rows, or of those whose logits are wanted.
+    /// The scales of a pass's rows, or of its output rows only.
     fn row_scales(&mut self, width: u64, kind: Rows) -> Buf {
         let known = self.adapting.as_ref().and_then(|adapting| adapting.scales);
         let scales = known.unwrap_or_else(|| {

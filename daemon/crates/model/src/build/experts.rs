@@ -9,40 +9,40 @@ use rocmforge_ops::{
 use super::{Found, PlanBuilder, Presence, blk};
 use crate::error::Error;
 
-/// Bytes below which several experts become one segment, so that an upload is worth its overhead:
-/// the link reaches its rate with pieces of about a MiB.
+/// Minimum bytes of a segment of experts; smaller experts are grouped, since the link reaches its
+/// rate only with pieces of about a MiB.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
-/// Gate and up of all experts in one.
+/// Tensor with gate and up of all experts.
 const FUSED: &str = "ffn_gate_up_exps.weight";
 
-/// A layer's experts.
+/// Parameters of a layer's experts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MoeSpec {
     pub(crate) router: Router,
-    /// Rows of an expert's up matrix.
+    /// Number of rows of an expert's up matrix.
     pub(crate) n_ff: u64,
-    /// Elements of an expert's input and output.
+    /// Number of elements of an expert's input and output.
     pub(crate) width: u64,
     pub(crate) act: Act,
-    /// Whether there is a gate beside up.
+    /// Whether experts have a gate matrix in addition to up.
     pub(crate) gated: bool,
-    /// Biases of the router and of the experts' products.
+    /// Whether the router and the experts' products have biases.
     pub(crate) bias: Presence,
-    /// A bias of the selection, `exp_probs_b`.
+    /// Whether the selection has a bias (`exp_probs_b`).
     pub(crate) selection_bias: Presence,
 }
 
-/// Where one expert's part of a tensor is.
+/// Where one expert's part of a tensor lies.
 #[derive(Debug, Clone, Copy)]
 enum Part {
-    /// Rows `expert * stride + first ..`, so many of them.
+    /// Rows `expert * stride + first ..`, this many of them.
     Rows { stride: u64, first: u64, rows: u64 },
-    /// The element of its number.
+    /// The single element with the expert's number.
     Element,
 }
 
-/// One expert's tensors.
+/// The tensors of one expert.
 #[derive(Default)]
 struct Parts(Vec<(Found, Part, Role)>);
 
@@ -74,7 +74,7 @@ impl Parts {
 }
 
 impl PlanBuilder<'_> {
-    /// The router's logits of rows `n`, from `ffn_gate_inp`.
+    /// Emits the router's logits for rows `n`, from `ffn_gate_inp`.
     pub(crate) fn router_logits(
         &mut self,
         layer: u32,
@@ -87,9 +87,9 @@ impl PlanBuilder<'_> {
         self.product(&name, n, spec.bias, logits)
     }
 
-    /// Routes by `logits`, runs the experts on rows `x` and leaves the weighted sum in the
-    /// buffer that is returned, in a new step without weights. `carried` is alive behind it
-    /// beside the residual stream.
+    /// Emits routing by `logits`, the experts on rows `x`, and the weighted sum in a new step
+    /// without weights. Returns the sum's buffer. The buffers in `carried` stay alive besides the
+    /// residual stream.
     pub(crate) fn experts(
         &mut self,
         layer: u32,
@@ -153,7 +153,7 @@ impl PlanBuilder<'_> {
         Ok(out)
     }
 
-    /// Segments of a layer's experts; how many experts each has.
+    /// Adds the segments of a layer's experts. Returns the number of experts in each.
     fn expert_segments(&mut self, layer: u32, parts: &Parts, n_expert: u64) -> u64 {
         let bytes: u64 = parts.of(0).map(|t| t.bytes).sum();
         let per_segment = SEGMENT_BYTES_MIN
@@ -179,8 +179,8 @@ impl PlanBuilder<'_> {
         per_segment
     }
 
-    /// The experts' gate, if they have one, and up: two matrices, or one with gate's rows first in
-    /// each expert.
+    /// The experts' gate, if they have one, and up: two matrices, or one with the gate's rows first
+    /// in each expert.
     fn gate_and_up(
         &mut self,
         layer: u32,

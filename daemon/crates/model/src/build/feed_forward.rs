@@ -1,4 +1,4 @@
-//! Feed-forwards of all rows: gated, or with one matrix up.
+//! Dense feed-forwards: gated, or with a single up matrix.
 
 use rocmforge_ops::{Act, Buf, Op};
 
@@ -6,9 +6,9 @@ use super::{PlanBuilder, Presence, blk};
 use crate::error::Error;
 
 impl PlanBuilder<'_> {
-    /// `p = Wdown (act(Wgate n) * Wup n)` of tensors `ffn_gate`, `ffn_up`, `ffn_down` with a
-    /// suffix; gate and up may be one matrix, the gate's rows first. Begins a segment for the down
-    /// product. `carried` is alive behind gate and up.
+    /// Emits `p = Wdown (act(Wgate n) * Wup n)` with the tensors `ffn_gate`, `ffn_up`, `ffn_down`;
+    /// gate and up may be one matrix, the gate's rows first. Begins a segment for the down product.
+    /// The buffers in `carried` stay alive after gate and up.
     pub(crate) fn gated_ffn(
         &mut self,
         layer: u32,
@@ -26,7 +26,7 @@ impl PlanBuilder<'_> {
         self.product(&blk(layer, "ffn_down"), h, bias, p)
     }
 
-    /// `act(Wgate n) * Wup n`.
+    /// Emits `act(Wgate n) * Wup n`.
     pub(crate) fn gated_up(
         &mut self,
         layer: u32,
@@ -65,8 +65,8 @@ impl PlanBuilder<'_> {
         Ok(g)
     }
 
-    /// `p = Wdown act(Wup n)`, in one segment, of tensors with a suffix; `p` goes to
-    /// the buffer that is named.
+    /// Emits `p = Wdown act(Wup n)` in one segment; `suffix` is appended to the tensors' names, and
+    /// `out` names the buffer of `p`.
     pub(crate) fn plain_ffn(
         &mut self,
         layer: u32,
@@ -84,8 +84,7 @@ impl PlanBuilder<'_> {
         self.product(&name("ffn_down"), u, bias, p)
     }
 
-    /// A shared expert's gated feed-forward, in the segment under construction; to a buffer of its
-    /// own.
+    /// Emits a shared expert's gated feed-forward in the current segment, into a separate buffer.
     pub(crate) fn shared_expert(
         &mut self,
         layer: u32,

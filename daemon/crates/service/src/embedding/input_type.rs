@@ -1,19 +1,19 @@
-//! What a text is embedded for, such as `query` or `document`: the prompt of that name, which the
-//! configuration declares for a model, stands before the text. Without a name nothing does.
+//! The purpose of an embedding, such as `query` or `document` (`input_type`): the prompt that the
+//! configuration declares for it is put before the text. Without an `input_type` no prompt is used.
 
 use std::collections::BTreeMap;
 
 use rocmforge_chat::prompt::Prompt;
 use rocmforge_failure::{self as failure, Failure};
 
-/// The prompts of a model by their names.
+/// The prompts of a model, by the purpose of the embedding.
 pub type Prompts = BTreeMap<String, String>;
 
 /// Maximum number of prompts of a model.
 const PROMPTS_MAX: usize = 32;
-/// Maximum number of bytes of a name.
+/// Maximum length of a prompt's name in bytes.
 const NAME_MAX: usize = 64;
-/// Maximum number of bytes of a prompt, which stands before each text of a request.
+/// Maximum length of a prompt in bytes; it is put before each text of a request.
 const PROMPT_MAX: usize = 4096;
 
 /// Synonyms of `input_type`, as Cohere, Jina, Voyage and others name them.
@@ -48,7 +48,7 @@ pub fn check(prompts: &Prompts) -> Result<(), String> {
     Ok(())
 }
 
-/// The prompt of a name, or of another name for the same.
+/// The prompt with this name, or with a synonym of it.
 fn find<'a>(prompts: &'a Prompts, name: &str) -> Option<&'a String> {
     prompts.get(name).or_else(|| {
         let same = SAME.iter().find(|same| same.contains(&name))?;
@@ -56,11 +56,11 @@ fn find<'a>(prompts: &'a Prompts, name: &str) -> Option<&'a String> {
     })
 }
 
-/// Puts the prompt of a name before each text of a request for `model`. `field` is what a refusal
-/// calls the texts.
+/// Puts the prompt with this name before each text of a request for `model`. `field` names the
+/// texts in error messages.
 ///
 /// # Errors
-/// INVALID_ARGUMENT where the model has no such prompt, and for token ids, which take none.
+/// INVALID_ARGUMENT if the model has no such prompt, and for texts given as token ids.
 pub(super) fn put_before(
     texts: &mut [Prompt],
     prompts: &Prompts,

@@ -1,24 +1,25 @@
-//! How vectors are scaled: llama.cpp's `embd_normalize`.
+//! Scaling of embedding vectors, as llama.cpp's `embd_normalize`.
 
-/// What a vector is divided by.
+/// How an embedding vector is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norm {
-    /// Nothing: it stays as the model gives it.
+    /// No scaling.
     None,
-    /// Division by the largest element, so that this becomes [`LARGEST`].
+    /// Division by the largest absolute element, and multiplication by [`LARGEST`].
     Largest,
-    /// Division by the p-norm: with 1 the sum of the elements' absolute values, with 2 the length.
+    /// Division by the p-norm: with 1 the sum of the absolute values, with 2 the Euclidean length.
     Power(u32),
 }
 
-/// What the largest element becomes.
+/// Value of the largest element after [`Norm::Largest`].
 const LARGEST: f64 = 32760.0;
 
 impl Norm {
-    /// So that the length is 1.
+    /// Scales vectors to the Euclidean length 1.
     pub const LENGTH: Self = Self::Power(2);
 
-    /// By llama.cpp's number: -1 for none, 0 for the largest element, else the power.
+    /// The scaling for llama.cpp's number: -1 for none, 0 for the largest element, else the power
+    /// of the norm.
     pub fn numbered(number: i64) -> Option<Self> {
         match number {
             -1 => Some(Self::None),
@@ -27,7 +28,7 @@ impl Norm {
         }
     }
 
-    /// Scales a vector; one of zeros stays so.
+    /// Scales a vector in place; a zero vector stays.
     pub(super) fn scale(self, vector: &mut [f32]) {
         let all = || vector.iter().map(|v| f64::from(*v).abs());
         let largest = || all().fold(0.0, f64::max);

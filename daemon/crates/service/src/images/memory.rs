@@ -1,4 +1,4 @@
-//! Memory of images: one budget for all requests, of which one client has three quarters at most.
+//! Memory for images: one budget for all requests, of which one client may have three quarters.
 //!
 //! ```text
 //! ImageMemory::reserve -> waits (a queue a client) -> Reserved -> given back when it is dropped
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A request reserves all that it needs at once, so that none holds a part and waits for the rest.
-//! Whoever holds least is next, of equals who has waited longest; until there is room for it,
-//! nobody overtakes it but where its own client's share is used up. So a large image does not wait
-//! forever behind small ones.
+//! The client that holds least is next, among equals the one that has waited longest; no other
+//! overtakes it unless its own client's share is used up. So a large image does not wait forever
+//! behind small ones.
 //!
 //! *Invariants:* what is reserved never passes the budget, nor a client's part its share
 //! (`one_client_cannot_take_all_of_the_memory`); the lock is never held across an await.
@@ -22,15 +22,15 @@ use tokio::sync::oneshot;
 
 use crate::peer::Peer;
 
-/// Requests that may wait, of all clients. Each holds the bytes of its images already, which are
-/// counted once it has memory: 512 MiB at the largest size of a request.
+/// Maximum number of waiting requests of all clients. Each holds the bytes of its images already,
+/// which are counted once it has memory: 512 MiB at the largest size of a request.
 const WAITING_MAX: usize = 32;
-/// Requests of one client that may wait.
+/// Maximum number of waiting requests of one client.
 const WAITING_MAX_OF_CLIENT: usize = 24;
-/// The budget, unless a setting gives another.
+/// Default budget in bytes.
 pub(super) const DEFAULT_BYTES: u64 = 2 << 30;
 
-/// The budget.
+/// The budget of memory for images, and its queue.
 #[derive(Debug)]
 pub(super) struct ImageMemory {
     state: Mutex<State>,
@@ -41,7 +41,7 @@ struct State {
     max: u64,
     held: u64,
     waiting: usize,
-    /// Counts those who came, to name them.
+    /// Counter for ids of waiting entries.
     count: u64,
     clients: BTreeMap<Peer, Client>,
 }
@@ -62,16 +62,16 @@ struct Waiting {
 /// Why memory for images is not reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// The request needs more than one client can have, which is this many bytes.
+    /// The request needs more than one client may have.
     TooMuch {
-        /// A client's share.
+        /// Maximum bytes of one client.
         share: u64,
     },
-    /// Too many wait.
+    /// Too many requests wait.
     Full,
 }
 
-/// A part of the budget.
+/// A reserved part of the budget; given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct Reserved {
     memory: Arc<ImageMemory>,
@@ -80,7 +80,7 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// Takes a part out of it; all of it where it is no more.
+    /// Splits `bytes` off this reservation, or all of it if it is smaller.
     pub(super) fn split(&mut self, bytes: u64) -> Reserved {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -99,7 +99,7 @@ impl Drop for Reserved {
     }
 }
 
-/// Takes who waits out of the queue when he waits no more.
+/// An entry in the queue, removed when it is dropped.
 struct Queued<'m> {
     memory: &'m Arc<ImageMemory>,
     peer: Peer,
@@ -143,13 +143,13 @@ impl State {
         self.tidy(peer);
     }
 
-    /// Counts bytes for a client.
+    /// Adds bytes to a client's reservations.
     fn take(&mut self, peer: Peer, bytes: u64) {
         self.held += bytes;
         self.clients.entry(peer).or_default().held += bytes;
     }
 
-    /// Who is next, if there is room.
+    /// The next waiting entry, if there is room for it.
     fn next(&mut self) -> Option<(Peer, Waiting)> {
         let (share, free) = (self.share(), self.max.saturating_sub(self.held));
         let clients = self.clients.iter_mut();
@@ -187,18 +187,18 @@ impl ImageMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the budget.
+    /// Sets the budget in bytes.
     pub(super) fn set_max(&self, max: u64) {
         self.state().max = max;
     }
 
-    /// The budget, and what is reserved of it.
+    /// The budget, and the reserved part of it, in bytes.
     pub(super) fn used(&self) -> (u64, u64) {
         let state = self.state();
         (state.max, state.held)
     }
 
-    /// Reserves bytes for a client if there is room right now and nobody waits.
+    /// Reserves bytes for a client if they are free now and no entry waits.
     pub(super) fn try_reserve(self: &Arc<Self>, peer: Peer, bytes: u64) -> Option<Reserved> {
         let mut state = self.state();
         let own = state.clients.get(&peer).map_or(0, |client| client.held);
@@ -215,10 +215,10 @@ impl ImageMemory {
         })
     }
 
-    /// Waits for so many bytes. Dropping the future takes it out of the queue.
+    /// Waits until `bytes` bytes are reserved. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// [`Refused`] where they are more than a client's share, or too many wait.
+    /// [`Refused`] if they exceed a client's share, or too many requests wait.
     pub(super) async fn reserve(
         self: &Arc<Self>,
         peer: Peer,
@@ -253,7 +253,7 @@ impl ImageMemory {
         reserved
     }
 
-    /// Gives free bytes to those who wait.
+    /// Reserves free bytes for waiting entries.
     fn give(self: &Arc<Self>) {
         loop {
             let next = self.state().next();

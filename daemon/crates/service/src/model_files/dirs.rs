@@ -1,4 +1,4 @@
-//! The model directories, and what the kernel calls them.
+//! The model directories, with their links resolved.
 //!
 //! ```text
 //!   named --(its links are resolved)--> known: its files are listed and opened
@@ -8,10 +8,9 @@
 //!                                      seconds, and is known once it answers
 //! ```
 //!
-//! A directory of a server that is down does not answer at all, or with an error after minutes. So
-//! nobody who waits for something else asks one: each is looked at on a thread of its own. One that
-//! is missing or may not be entered, as before a disk is mounted, is *away*: it is asked again like
-//! a silent one.
+//! A directory on a server that is down does not respond at all, or with an error after minutes. So
+//! each is probed on a thread of its own. One that is missing or may not be entered, as before a
+//! disk is mounted, is *away*: it is probed again like a silent one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +21,7 @@ use super::headers::Headers;
 use super::hub;
 use crate::looks::Looks;
 
-/// How long all directories are waited for together at the start.
+/// Maximum total wait for all directories at the start.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// The model directories.
@@ -31,17 +30,17 @@ pub struct ModelDirs {
     dirs: Arc<[Dir]>,
     looks: Arc<Looks<Result<(), Trouble>>>,
     resolve: Resolve,
-    /// What files of the directories are for.
+    /// Reads and caches the headers of files in the directories.
     pub(super) headers: Arc<Headers>,
 }
 
-/// Resolves a directory's links and looks into it.
+/// Function that resolves a directory's links and probes it.
 type Resolve = fn(&Path) -> Result<Answer, Trouble>;
 
-/// Why a directory is none, or none yet.
+/// Why a path is not a usable model directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Trouble {
-    /// The configuration is wrong: it is something else.
+    /// The path is not a directory: the configuration is wrong.
     NoDirectory,
     /// The directory is missing, or may not be entered.
     Away(String),
@@ -67,7 +66,7 @@ impl Trouble {
         }
     }
 
-    /// Stands behind the directory's name.
+    /// The text that follows the directory's name in messages.
     fn words(&self) -> &str {
         match self {
             Trouble::NoDirectory => "is not a directory; name the directory that the files are in",
@@ -76,10 +75,10 @@ impl Trouble {
     }
 }
 
-/// A model directory as it is now.
+/// The state of a model directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirState {
-    /// The directory's path: links resolved where it has answered, else as it was given.
+    /// Path of the directory: with links resolved if it has responded, else as configured.
     pub path: PathBuf,
     /// What is wrong with the directory, and what to do; follows the path in messages.
     pub trouble: Option<String>,
@@ -87,39 +86,39 @@ pub struct DirState {
 
 #[derive(Debug)]
 struct Dir {
-    /// As configured, from the root on.
+    /// Path as configured, made absolute.
     given: PathBuf,
-    /// Once it has answered.
+    /// The result of probing the directory, once it has responded.
     answer: Arc<OnceLock<Answer>>,
 }
 
-/// What a directory was found to be.
+/// The result of probing a directory.
 #[derive(Debug)]
 struct Answer {
     /// The directory's path with links resolved.
     real: PathBuf,
-    /// Where the blobs lie, if it is a snapshot of a Hugging Face cache.
+    /// Directory of the blobs, if this is a snapshot in a Hugging Face cache.
     blobs: Option<PathBuf>,
     /// Why the directory cannot be read.
     refused: Option<String>,
 }
 
-/// Why a model directory cannot be used.
+/// Why a configured model directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("the model directory {} (--model-dir) cannot be used: it {message}", dir.display())]
 pub struct ModelDirError {
-    /// The directory.
+    /// The configured directory.
     pub dir: PathBuf,
     /// What is wrong with the directory.
     pub message: String,
 }
 
 impl ModelDirs {
-    /// Resolves the directories. One that does not answer within five seconds, is missing or may
-    /// not be entered is one of them as soon as it can be ([`ModelDirs::silent`]).
+    /// Resolves the configured directories. One that does not respond within five seconds, is
+    /// missing or may not be entered is used as soon as it responds ([`ModelDirs::silent`]).
     ///
     /// # Errors
-    /// [`ModelDirError`] for one that is no directory, and for an empty path.
+    /// [`ModelDirError`] for a path that is no directory, and for an empty path.
     pub fn new(dirs: &[PathBuf]) -> Result<Self, ModelDirError> {
         Self::resolved_by(dirs, ANSWER, resolve)
     }
@@ -161,7 +160,7 @@ impl ModelDirs {
         Ok(all)
     }
 
-    /// A look at a directory, which makes it known.
+    /// A probe of a directory, which records the result.
     fn look(&self, dir: &Dir) -> impl FnOnce() -> Result<(), Trouble> + Send + use<> {
         let (given, known, resolve) = (dir.given.clone(), Arc::clone(&dir.answer), self.resolve);
         move || {
@@ -170,19 +169,19 @@ impl ModelDirs {
         }
     }
 
-    /// Has those looked at that have not answered, and does not wait for it.
+    /// Starts probes of the directories that have not responded, without waiting for them.
     pub fn ask_again(&self) {
         for dir in self.dirs.iter().filter(|dir| dir.answer.get().is_none()) {
             self.looks.start(&dir.given, self.look(dir));
         }
     }
 
-    /// The directories that have answered, links resolved.
+    /// The directories that have responded, with links resolved.
     pub fn real(&self) -> impl Iterator<Item = &Path> {
         self.known().map(|(_, real)| real)
     }
 
-    /// All of them: links resolved where they have answered, else as they were given.
+    /// All directories: with links resolved if they have responded, else as configured.
     pub fn named(&self) -> impl Iterator<Item = &Path> {
         self.dirs.iter().map(|dir| match dir.answer.get() {
             Some(answer) => answer.real.as_path(),
@@ -277,7 +276,7 @@ fn resolve(dir: &Path) -> Result<Answer, Trouble> {
     })
 }
 
-/// The message about a model directory that cannot be read.
+/// The message for a model directory that cannot be read.
 pub(super) fn refusal(error: &io::Error) -> String {
     let what_to_do = match error.kind() {
         io::ErrorKind::PermissionDenied => {

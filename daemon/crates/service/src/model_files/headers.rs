@@ -1,5 +1,5 @@
-//! What files are for, by the beginnings of their headers, each read once as long as it stays as it
-//! is.
+//! Reads the beginnings of files' headers to find what the files are for; each is cached while the
+//! file is unchanged.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -13,20 +13,20 @@ use rocmforge_gguf::Glance;
 
 use super::FILES_MAX;
 
-/// A file as it is: device, inode, length, times of its last changes, and whether its name is that
-/// of a part.
+/// Identity of a file's state: device, inode, length, times of its last changes, and whether its
+/// name is that of a part.
 type Identity = (u64, u64, u64, i128, i128, bool);
 
-/// The headers that were read.
+/// Cache of the headers that were read.
 #[derive(Debug, Default)]
 pub(super) struct Headers(Mutex<HashMap<Identity, Option<Glance>>>);
 
 impl Headers {
-    /// What the header of a file says; `None` where it is no GGUF file. Opens what is a regular
-    /// file without waiting for anybody, and reads a bounded part of it.
+    /// The purpose of a file by its header; `None` if it is not a GGUF file. Opens regular files
+    /// only, and reads a bounded part.
     ///
     /// # Errors
-    /// Those of opening and reading.
+    /// The file cannot be opened or read.
     pub(super) fn glance(&self, real: &Path, is_part_named: bool) -> io::Result<Option<Glance>> {
         let mut options = OpenOptions::new();
         // What was swapped for it may be a FIFO.

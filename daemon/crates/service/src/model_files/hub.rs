@@ -12,28 +12,28 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-/// Begins the directory of a repository of models.
+/// Prefix of the directory of a repository of models.
 const REPO_PREFIX: &str = "models--";
-/// Characters of a commit that has no reference in a name.
+/// Number of characters of a commit that a name shows if the commit has no reference.
 const SHORT_COMMIT: usize = 7;
-/// References of a repository that are read, and bytes of each.
+/// Maximum number of references of a repository that are read.
 const REFS_MAX: usize = 64;
 const REF_BYTES_MAX: u64 = 128;
 
-/// The place of a file in a cache.
+/// The place of a file in a Hugging Face cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HubPlace {
-    /// `OWNER/REPO`, or `REPO` where it has no owner.
+    /// `OWNER/REPO`, or `REPO` without an owner.
     pub(crate) repo: String,
     /// Name of the file's revision: its reference, else the beginning of its commit.
     pub(crate) revision: String,
-    /// Whether `refs/main` is another revision.
+    /// Whether this revision is not the one of `refs/main`.
     pub(crate) is_other: bool,
-    /// Below the snapshot.
+    /// Path of the file below its snapshot.
     pub(crate) below: PathBuf,
 }
 
-/// Where a repository's directory lies, and what is behind it.
+/// Splits a path in a cache into the repository's directory, the commit, and the steps below it.
 fn split(path: &Path) -> Option<(PathBuf, &str, Vec<Component<'_>>)> {
     let parts: Vec<_> = path.components().collect();
     let is_repo = |part: &Component<'_>| {
@@ -46,8 +46,8 @@ fn split(path: &Path) -> Option<(PathBuf, &str, Vec<Component<'_>>)> {
     Some((dir, name, parts[at + 1..].to_vec()))
 }
 
-/// The directory of the blobs that the files of a model directory lead to, where that is a snapshot
-/// of a cache, all of a repository's snapshots, or lies in one.
+/// The directory of the blobs to which a model directory's links lead, if that is in a repository
+/// of a Hugging Face cache.
 pub(super) fn blobs_beside(real: &Path) -> Option<PathBuf> {
     let (repo, _, behind) = split(real)?;
     let is_snapshots = behind.first()?.as_os_str() == "snapshots";
@@ -56,7 +56,7 @@ pub(super) fn blobs_beside(real: &Path) -> Option<PathBuf> {
     real.is_dir().then_some(real)
 }
 
-/// Whether a directory has nothing for people: blobs have other names, references are no files.
+/// Whether a directory of a cache is internal (blobs or references) and is not listed.
 pub(super) fn is_inner(dir: &Path) -> bool {
     let name = dir.file_name().and_then(|name| name.to_str());
     let parent = dir.parent().and_then(Path::file_name);
@@ -64,12 +64,12 @@ pub(super) fn is_inner(dir: &Path) -> bool {
     is_repo && matches!(name, Some("blobs" | "refs"))
 }
 
-/// The references of the repositories that were met, each read once.
+/// The references of repositories, each read once.
 #[derive(Debug, Default)]
 pub(super) struct Refs(HashMap<PathBuf, HashMap<String, String>>);
 
 impl Refs {
-    /// The place of a file by its path, if it lies in a cache.
+    /// The place of a file, if its path lies in a cache.
     pub(super) fn place_of(&mut self, path: &Path) -> Option<HubPlace> {
         let (dir, name, behind) = split(path)?;
         let [snapshots, commit, below @ ..] = &behind[..] else {
@@ -94,8 +94,8 @@ impl Refs {
     }
 }
 
-/// The commit of each reference of a repository; references in directories, as of pull requests,
-/// have no names here.
+/// The commit of each reference of a repository; references in subdirectories, such as pull
+/// requests, are ignored.
 fn read(repo: &Path) -> HashMap<String, String> {
     let Ok(found) = std::fs::read_dir(repo.join("refs")) else {
         return HashMap::new();

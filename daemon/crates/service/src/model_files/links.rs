@@ -1,8 +1,8 @@
-//! Where a link leads that is no model file by itself: out of the model directories, or nowhere.
+//! Follows a link that does not lead to a model file: out of the model directories, or nowhere.
 //!
-//! *Invariant:* nothing outside of the model directories is looked at: that a link leads out is
-//! read off the links inside, so what is said of it is the same whether there is something or not
-//! (test `a_link_that_leads_out_is_told_by_its_text_alone`).
+//! *Invariant:* nothing outside of the model directories is accessed: whether a link leads out
+//! follows from the links inside, so the result is the same whether its target exists or not (test
+//! `a_link_that_leads_out_is_told_by_its_text_alone`).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -10,21 +10,21 @@ use std::path::{Component, Path, PathBuf};
 
 use super::ModelDirs;
 
-/// Links that are followed one behind the other, the system's own limit.
+/// Maximum number of links that are followed in a row, the system's own limit.
 const LINKS_MAX: usize = 40;
 
-/// Where a link leads.
+/// Target of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Leads {
-    /// To this path outside of the model directories.
+    /// The link leads to this path outside of the model directories.
     Out(PathBuf),
-    /// To this path inside, where nothing is, or around.
+    /// The link leads to this path inside where nothing exists, or in a circle.
     Nowhere(PathBuf),
-    /// To something inside.
+    /// The link leads to something inside of the model directories.
     Inside,
 }
 
-/// The steps of a path, `..` among them.
+/// The steps of a path, including `..`.
 fn steps(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
     let step = |part: Component<'_>| match part {
         Component::Normal(name) => Some(name.to_owned()),
@@ -35,7 +35,7 @@ fn steps(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
 }
 
 impl ModelDirs {
-    /// Where a link inside of a model directory leads; its path has no links above the last step.
+    /// Follows a link inside of a model directory; only the last step of its path may be a link.
     pub(super) fn leads(&self, link: &Path) -> Leads {
         let mut at = PathBuf::from("/");
         let mut rest: VecDeque<_> = steps(link).collect();
@@ -88,7 +88,7 @@ impl ModelDirs {
     }
 }
 
-/// The path that is left to walk, by its text.
+/// The path formed by `at` and the remaining steps, without file system access.
 fn lexical(at: &Path, rest: &VecDeque<OsString>) -> PathBuf {
     let mut path = at.to_owned();
     for step in rest {

@@ -1,8 +1,8 @@
 //! The GGUF files below the model directories, for clients that choose one.
 //!
-//! What is no model of its own (`unserved.rs`) is listed apart, with why: links that lead out of
-//! the model directories, projectors, adapters, parts without the others. Hidden files are left
-//! out.
+//! Files that are not models themselves (`unserved.rs`) are listed separately, with the reason:
+//! links that lead out of the model directories, projectors, adapters, parts without the others.
+//! Hidden files are left out.
 //!
 //! *Invariants* (tests below): a link counts only if what it leads to lies below a model directory,
 //! and directories behind links are not entered, so that the walk ends; it looks at no more than
@@ -22,48 +22,50 @@ use super::links::Leads;
 use super::{DirState, FILES_MAX, ModelDirs, Unserved};
 use crate::looks::Looks;
 
-/// Directories below a model directory that are entered, one in the other.
+/// Maximum depth of directories below a model directory.
 const DEPTH_MAX: usize = 8;
-/// Entries of directories that are examined.
+/// Maximum number of directory entries that are examined.
 const ENTRIES_MAX: usize = 1 << 16;
-/// How long a look at a directory may read headers that it has not read before. What is left counts
-/// as models until a later look has read it.
+/// Maximum time in which one listing of a directory reads new headers. Files with unread headers
+/// count as models until a later listing has read them.
 const HEADERS_MAX: Duration = Duration::from_millis(1500);
 
-/// What there is below a model directory.
+/// Contents of a model directory.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     files: Vec<ModelFile>,
-    /// Whether these are all.
+    /// Whether the listing is complete.
     is_whole: bool,
-    /// Why the directory itself cannot be read.
+    /// The error, if the directory itself cannot be read.
     refused: Option<String>,
 }
 
-/// A file that could be loaded, or one that looks like it and cannot.
+/// A file that could be loaded as a model, or one that looks like it and cannot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFile {
     /// Path of the file below the model directory; may be a link.
     pub path: PathBuf,
-    /// What that leads to; of a link that leads nowhere or out, its own path.
+    /// The path with links resolved; for a link that leads nowhere or out of the directories, the
+    /// path itself.
     pub real: PathBuf,
-    /// Size of the file; of a split model, listed by its first part, that of all parts.
+    /// Size of the file in bytes; for a split model, listed by its first part, the size of all
+    /// parts.
     pub bytes: u64,
     /// Modification time of the file, in milliseconds since 1970.
     pub mtime_unix_ms: i64,
-    /// Why the file is not offered as a model.
+    /// Why the file is not offered as a model; `None` if it is.
     pub unserved: Option<Unserved>,
     /// Place of the file in a Hugging Face cache.
     pub(crate) hub: Option<HubPlace>,
-    /// The file's place in a split model.
+    /// Number and count of the part, if the file's name is that of a part.
     part: Option<PartName>,
 }
 
 impl ModelDirs {
     /// The files whose names end in `.gguf`, by path, a split model once, and whether these are
-    /// all. Blocks on the file system, for three seconds a model directory at most; call it on a
-    /// blocking thread. What cannot be read is left out; of a directory that does not answer there
-    /// is what it had before.
+    /// all. Blocks on the file system, for at most three seconds for each model directory; call it
+    /// on a blocking thread. Unreadable entries are left out; for a directory that does not
+    /// respond, the previous listing is used.
     pub(crate) fn list(&self, looks: &Looks<Found>) -> (Vec<ModelFile>, bool) {
         let mut files = Vec::new();
         self.ask_again();
@@ -87,7 +89,7 @@ impl ModelDirs {
         (once_a_revision(files), is_whole)
     }
 
-    /// The files that are not offered as models, each with why, and the state of each directory.
+    /// The files that are not offered as models, with the reasons, and the state of each directory.
     /// Blocks on the file system.
     pub fn unserved(&self) -> (Vec<ModelFile>, Vec<DirState>) {
         let looks = Looks::default();
@@ -96,12 +98,12 @@ impl ModelDirs {
         (files, self.states(|dir| self.refusal_of(&looks, dir)))
     }
 
-    /// Why a model directory could not be read when it was last listed.
+    /// Why a model directory could not be read at its last listing.
     pub(crate) fn refusal_of(&self, looks: &Looks<Found>, dir: &Path) -> Option<String> {
         looks.found(dir)?.refused.clone()
     }
 
-    /// A model directory of which nothing is known yet.
+    /// A model directory that has not been listed yet.
     pub(crate) fn unread(&self, looks: &Looks<Found>) -> Option<&Path> {
         let unread = self.real().find(|dir| !looks.has_found(dir));
         self.silent().find(|dir| !self.is_away(dir)).or(unread)
@@ -115,7 +117,7 @@ impl ModelDirs {
         refused.or_else(|| away.next().map(|dir| (dir, self.why_silent(dir))))
     }
 
-    /// What there is below a directory.
+    /// Lists the contents of a model directory.
     fn walk(&self, root: &Path, entries_max: usize) -> Found {
         let mut walk = Walk {
             dirs: self,
@@ -165,10 +167,10 @@ impl ModelDirs {
     }
 }
 
-/// A look at one model directory.
+/// State of a listing of one model directory.
 struct Walk<'a> {
     dirs: &'a ModelDirs,
-    /// Headers that were not read by then are not read.
+    /// Time after which no further headers are read.
     until: Instant,
     refs: Refs,
 }
@@ -227,7 +229,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Why a file that is no part is not offered.
+    /// Why a file that is not a part is not offered; `None` if it is.
     fn unserved(&self, path: &Path, real: &Path) -> Option<Unserved> {
         let name = path.file_name().unwrap_or_default();
         if Instant::now() >= self.until {
@@ -244,8 +246,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Tells whole files with a part's name, and parts of which others are not there. Where not all
-    /// files were seen they may be there.
+    /// Marks parts whose other parts are missing, and unmarks whole files with a part's name. If
+    /// the listing is incomplete, missing parts may exist.
     fn judge_parts(&mut self, files: &mut [ModelFile], is_whole: bool) {
         let there: HashSet<PathBuf> = files.iter().map(|file| file.path.clone()).collect();
         for file in files {
@@ -301,7 +303,7 @@ impl Walk<'_> {
     }
 }
 
-/// Why a file with such a header is not offered.
+/// Why a file with this header is not offered as a model; `None` if it is.
 fn of_header(glance: Glance) -> Option<Unserved> {
     if let Some(other) = glance.other_use {
         return Some(Unserved::OtherUse(other));
@@ -311,7 +313,8 @@ fn of_header(glance: Glance) -> Option<Unserved> {
     (!is_supported).then_some(Unserved::Architecture(name))
 }
 
-/// Counts the parts of a split model to its first one. Parts without it stay as they are.
+/// Adds the sizes of a split model's parts to its first one, and drops the others. Parts without a
+/// first one stay.
 fn fold_parts(files: Vec<ModelFile>) -> Vec<ModelFile> {
     let is_first = |file: &ModelFile| file.part.as_ref().is_some_and(|part| part.number() == 1);
     let firsts = files.iter().enumerate().filter(|(_, file)| is_first(file));
@@ -335,8 +338,7 @@ fn fold_parts(files: Vec<ModelFile>) -> Vec<ModelFile> {
     folded.into_iter().flatten().collect()
 }
 
-/// Leaves out what several revisions of a cache have alike, but for the one that is `main` or comes
-/// first.
+/// Drops identical files of several revisions in a cache, except in `main` or the first one.
 fn once_a_revision(files: Vec<ModelFile>) -> Vec<ModelFile> {
     let key = |file: &ModelFile| {
         let hub = file.hub.as_ref()?;
@@ -370,7 +372,7 @@ fn mtime_unix_ms(metadata: &Metadata) -> i64 {
 }
 
 impl ModelFile {
-    /// The path for people; what is no text in it is replaced.
+    /// The path for display; bytes that are not UTF-8 are replaced.
     pub fn shown(&self) -> String {
         self.path.display().to_string()
     }

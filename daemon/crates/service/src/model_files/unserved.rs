@@ -7,41 +7,41 @@ use rocmforge_gguf::OtherUse;
 
 use super::ModelDirs;
 
-/// What keeps a file from being offered.
+/// The reason for which a file is not offered as a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unserved {
-    /// A link that leads out of the model directories.
+    /// The file is a link that leads out of the model directories.
     Outside {
         /// Target of the link, by its text.
         target: PathBuf,
-        /// Whether its name is that of a model file; what others lead to is not known.
+        /// Whether the target's name is that of a model file.
         is_file: bool,
     },
-    /// A link to a path inside, where nothing is.
+    /// The file is a link to a path inside of the model directories where nothing exists.
     Nowhere {
         /// Target of the link.
         target: PathBuf,
     },
-    /// No model by its header.
+    /// The file's header says that it is not a model (an adapter, a projector).
     OtherUse(OtherUse),
-    /// An architecture that does not work.
+    /// The model has an architecture that is not supported.
     Architecture(String),
-    /// The daemon's user may not read it.
+    /// The daemon's user may not read the file.
     Unreadable,
-    /// The first part of a model of which others are not there.
+    /// The first part of a split model of which other parts are missing.
     MissingParts {
-        /// How many parts the model has.
+        /// Number of parts of the model.
         count: u32,
-        /// How many of them are there.
+        /// Number of parts that exist.
         there: u32,
     },
-    /// A part of a model whose first part is not there.
+    /// A part of a split model whose first part is missing.
     NoFirstPart {
         /// Number of the part, from 1.
         number: u32,
-        /// How many parts the model has.
+        /// Number of parts of the model.
         count: u32,
-        /// The first one.
+        /// Expected path of the first part.
         first: PathBuf,
     },
 }
@@ -50,8 +50,8 @@ pub enum Unserved {
 const TOLD_MAX: usize = 64;
 
 impl ModelDirs {
-    /// A sentence for each file about which somebody ought to do something, some of them at most.
-    /// Blocks on the file system.
+    /// One sentence for each unserved file that needs attention, at most [`TOLD_MAX`]. Blocks on
+    /// the file system.
     pub fn troubles_of_files(&self) -> Vec<String> {
         let (files, _) = self.unserved();
         let troubles = files.iter().filter_map(|file| {
@@ -72,7 +72,7 @@ impl ModelDirs {
 }
 
 impl Unserved {
-    /// Whether somebody ought to do something about it: the log and `doctor` warn.
+    /// Whether a user should act on the file: the log and `doctor` warn about it.
     pub fn is_trouble(&self) -> bool {
         match self {
             Unserved::OtherUse(other) => other.is_mishap(),
@@ -85,7 +85,7 @@ impl Unserved {
         }
     }
 
-    /// The directory to allow, so that the file counts.
+    /// The directory that would have to be allowed so that the file is offered.
     pub fn directory(&self) -> Option<&Path> {
         match self {
             Unserved::Outside { target, is_file } => match is_file {
@@ -98,7 +98,7 @@ impl Unserved {
 }
 
 impl fmt::Display for Unserved {
-    /// Stands behind the path: "it is ...".
+    /// Writes the reason as a text that follows the path: "it is ...".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unserved::Outside { target, is_file } => {
@@ -152,7 +152,7 @@ impl fmt::Display for Unserved {
     }
 }
 
-/// What models of well-known architectures do that no text model does.
+/// What models of some known architectures do instead of generating text.
 fn made_for(architecture: &str) -> Option<&'static str> {
     Some(match architecture {
         "flux" | "sd1" | "sdxl" | "sd3" | "aura" | "hidream" | "cosmos" | "ltxv" | "hyvid"

@@ -1,4 +1,4 @@
-//! A peer has reached a limit of its own.
+//! Failures of clients that have reached one of their limits.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use rocmforge_failure::{Failure, Reason};
 
 use super::LIMIT_RETRY;
 
-/// RESOURCE_EXHAUSTED: the peer has reached a limit of its own; `retry_after` is `None` where the
+/// RESOURCE_EXHAUSTED: the client has reached a limit of its own; `retry_after` is `None` if the
 /// request can never pass.
 pub(crate) fn peer_limit(
     peer: &str,

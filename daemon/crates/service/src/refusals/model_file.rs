@@ -1,4 +1,4 @@
-//! What refuses a path of a model file, as a failure.
+//! Failures for paths of model files that cannot be opened.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use rocmforge_failure::{Failure, Reason};
 use super::silent::RETRY;
 use crate::model_files::{ModelFileError, Unserved};
 
-/// PERMISSION_DENIED of a link that leads out of the model directories, NOT_FOUND of one that leads
-/// nowhere.
+/// The failure for a link: PERMISSION_DENIED if it leads out of the model directories, NOT_FOUND if
+/// it leads nowhere.
 pub(crate) fn leads_away(path: &Path, why: &Unserved) -> Failure {
     let path = path.display().to_string();
     let text = format!("{path} is not opened: {why}");
@@ -22,7 +22,7 @@ pub(crate) fn leads_away(path: &Path, why: &Unserved) -> Failure {
     failure.about("file", &path, &text).says(&text)
 }
 
-/// The failure of a file that cannot be opened.
+/// Converts an error of opening a model file to a failure.
 pub fn from_model_file(error: &ModelFileError) -> Failure {
     let text = error.to_string();
     let file = |reason, path: &Path| {

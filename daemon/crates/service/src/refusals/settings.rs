@@ -1,8 +1,8 @@
-//! Failures of reading the settings anew.
+//! Failures of reloading the settings.
 
 use rocmforge_failure::{Failure, Reason};
 
-/// FAILED_PRECONDITION: the daemon's files say what it cannot use.
+/// FAILED_PRECONDITION: the configuration contains something that the daemon cannot use.
 pub fn settings_unusable(message: &str) -> Failure {
     let reason = Reason::SettingsUnusable;
     Failure::new(reason)
@@ -12,7 +12,7 @@ pub fn settings_unusable(message: &str) -> Failure {
         ))
 }
 
-/// UNIMPLEMENTED: there is nothing that settings could be read from.
+/// UNIMPLEMENTED: the daemon has no configuration that could be reloaded.
 pub(crate) fn no_settings() -> Failure {
     Failure::new(Reason::Unsupported).says(
         "this daemon was not started from settings that can be reloaded; restart it to change them",

@@ -21,8 +21,8 @@ pub(crate) fn file_silent(path: &Path, since: Duration) -> Failure {
         ))
 }
 
-/// UNAVAILABLE: whether there is a model of this name is not known, since a model directory has not
-/// answered yet.
+/// UNAVAILABLE: it is unknown whether there is a model of this name, since a model directory has
+/// not responded yet.
 pub(crate) fn directory_silent(name: &str, dir: &Path, why: &str) -> Failure {
     let dir = dir.display().to_string();
     Failure::new(Reason::ModelDirSilent)
@@ -34,7 +34,7 @@ pub(crate) fn directory_silent(name: &str, dir: &Path, why: &str) -> Failure {
         ))
 }
 
-/// A failure that may be due to a model directory that cannot be read.
+/// Adds to a failure that it may be due to a model directory that cannot be read.
 pub(crate) fn beside_unreadable(failure: Failure, dir: &Path, why: &str) -> Failure {
     let dir = dir.display().to_string();
     // In front: what there is besides may be long.

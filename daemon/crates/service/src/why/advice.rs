@@ -1,6 +1,6 @@
-//! What would help a request, and what has no effect on it, by the numbers of its own time. Nothing
-//! is advised whose effect no measured number tells; a change of the rate of its tokens is as
-//! [`rocmforge_engine::api::estimate`] has it.
+//! Advice on what would make a request faster, and what would have no effect, derived from its own
+//! time account. Only changes whose effect measured numbers show are advised; decode rates are
+//! predicted with [`rocmforge_engine::api::estimate`].
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use rocmforge_engine::api::times::{Part, PartTimes, RequestTimes};
 use rocmforge_engine::api::{EvictionCause, WeightType};
 use serde::Serialize;
 
-/// The share of a request's time from which on a part is worth advice.
+/// Minimum share of a request's time for a part to be worth advice.
 const WORTH: f64 = 0.1;
 
-/// The gain of tokens a second from which on a change is worth advice.
+/// Minimum factor on the decode rate for a change to be worth advice.
 const GAIN: f64 = 1.02;
 
-/// Elements of a block of `q8_0`, the unit that sizes are compared in.
+/// Number of elements of a `q8_0` block, in which sizes of KV types are compared.
 const ELEMENTS: usize = 32;
 
-/// Tokens of a prompt from which on it could have shared KV cache: a page, and one that is
+/// Minimum number of prompt tokens that could have shared KV cache: one page, and one token that is
 /// computed.
 const SHARED_MIN: u32 = 33;
 
-/// Types that weights are advised to have, the largest first, with the type of files whose matrices
-/// are nearly all of it.
+/// Weight types that may be advised, largest first, each with the file type whose matrices are
+/// mostly of it.
 const TYPES: [(WeightType, &str); 5] = [
     (WeightType::Q8_0, "Q8_0"),
     (WeightType::Q6K, "Q6_K"),
@@ -33,21 +33,21 @@ const TYPES: [(WeightType, &str); 5] = [
     (WeightType::Q4_0, "Q4_0"),
 ];
 
-/// What a change of a setting would do to the tokens of a request behind its first one.
+/// Predicted effect of a change of a setting on a request's decode rate.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
     /// The setting that would change: `budget`, `kv_type` or `weights`.
     pub setting: &'static str,
-    /// New value of the setting: bytes of the budget, the type of the KV cache's elements, or that
-    /// of the model's file.
+    /// New value of the setting: bytes of the budget, the KV cache's element type, or the model's
+    /// file type.
     pub value: String,
-    /// Tokens a second as the request was.
+    /// The request's actual decode rate in tokens per second.
     pub tokens_per_s: f64,
-    /// Tokens a second with the change.
+    /// Predicted decode rate in tokens per second.
     pub predicted_tokens_per_s: f64,
 }
 
-/// What would help a request.
+/// A piece of advice for a request, with its prediction if there is one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Advice {
     pub(super) text: String,
@@ -62,7 +62,7 @@ impl Advice {
         }
     }
 
-    /// A sentence that ends with what the change would do to the rate, where that is known.
+    /// Advice whose text ends with the predicted rate, if that is known.
     fn with(text: String, prediction: Option<Prediction>) -> Self {
         let rates = prediction.as_ref().map(|of| {
             let (now, then) = (of.tokens_per_s, of.predicted_tokens_per_s);
@@ -80,7 +80,7 @@ impl Advice {
     }
 }
 
-/// What would help, the most first.
+/// Advice for a request, the most effective first.
 pub(super) fn of(times: &RequestTimes, parts: &PartTimes) -> Vec<Advice> {
     let total = parts.total().as_secs_f64();
     let share = |some: &[Part]| {
@@ -116,7 +116,7 @@ pub(super) fn of(times: &RequestTimes, parts: &PartTimes) -> Vec<Advice> {
     advice
 }
 
-/// What would keep the weights resident.
+/// Advice that would keep the model's weights resident.
 fn residency(times: &RequestTimes) -> Vec<Advice> {
     let around = &times.surroundings;
     let mut advice = Vec::new();
@@ -148,7 +148,8 @@ fn residency(times: &RequestTimes) -> Vec<Advice> {
     advice
 }
 
-/// The budget that holds all weights of a model that does not fit, or as much as the device has.
+/// Advice to use a budget that holds all weights of a model that does not fit, or as much as the
+/// device has.
 fn larger_budget(times: &RequestTimes, lacking: u64) -> Option<Advice> {
     let around = &times.surroundings;
     let more = lacking.min(around.free_bytes.unwrap_or(u64::MAX));
@@ -175,7 +176,7 @@ fn larger_budget(times: &RequestTimes, lacking: u64) -> Option<Advice> {
     Some(Advice::with(text, prediction))
 }
 
-/// What a token takes with all weights resident, where that was measured.
+/// Text that says how long a token takes with all weights resident, if that was measured.
 fn resident_rate(times: &RequestTimes) -> String {
     let rate = times.surroundings.resident_token_s;
     let rate = rate.filter(|seconds| *seconds > 0.0);
@@ -188,7 +189,7 @@ fn resident_rate(times: &RequestTimes) -> String {
     })
 }
 
-/// The largest smaller type of file with which all weights fit, or else the smallest.
+/// Advice to use a smaller file type: the largest with which all weights fit, else the smallest.
 fn smaller_weights(times: &RequestTimes) -> Option<Advice> {
     let around = &times.surroundings;
     let room = around.budget_bytes.checked_sub(around.block_bytes)?;
@@ -224,8 +225,8 @@ fn smaller_weights(times: &RequestTimes) -> Option<Advice> {
     Some(Advice::with(text, Some(prediction)))
 }
 
-/// What a smaller type of the KV cache would free; where its memory was not short itself, only if
-/// the weights that have its room then make tokens faster.
+/// Advice to use a smaller KV cache type. If KV memory was not short, only if the freed memory lets
+/// weights make tokens faster.
 fn smaller_kv(times: &RequestTimes, was_short: bool) -> Option<Advice> {
     let around = &times.surroundings;
     let ty = KvType::from_name(&around.kv_type)?;
@@ -247,7 +248,7 @@ fn smaller_kv(times: &RequestTimes, was_short: bool) -> Option<Advice> {
     })
 }
 
-/// What more room for weights does to the tokens, where that is worth advice.
+/// Predicted decode rate with more memory for weights; `None` if that is not worth advice.
 fn predict(
     times: &RequestTimes,
     setting: &'static str,
@@ -263,7 +264,7 @@ fn predict(
     })
 }
 
-/// What lets more requests run at once.
+/// Advice that lets more requests run at once.
 fn more_at_once(times: &RequestTimes) -> Option<Advice> {
     let (ran, most) = times.surroundings.running;
     (ran >= most).then(|| {
@@ -273,7 +274,7 @@ fn more_at_once(times: &RequestTimes) -> Option<Advice> {
     })
 }
 
-/// Settings that did nothing for the request, and changes that would do nothing.
+/// Sentences on settings that had no effect, and changes that would have none.
 pub(super) fn without_effect(times: &RequestTimes, parts: &PartTimes) -> Vec<String> {
     let (around, mut found) = (&times.surroundings, Vec::new());
     let settings = &around.settings;
@@ -310,7 +311,7 @@ pub(super) fn without_effect(times: &RequestTimes, parts: &PartTimes) -> Vec<Str
     found
 }
 
-/// Bytes for people.
+/// A number of bytes, formatted for display.
 fn size(bytes: u64) -> String {
     let bytes = bytes as f64;
     let (gib, mib) = (f64::from(1 << 30), f64::from(1 << 20));

@@ -1,11 +1,11 @@
-//! Calls in Python's notation, as far as they are known while they come: texts as they are written,
-//! other values when they are whole.
+//! Streaming reader of calls in Python's notation: strings are given as they arrive, other values
+//! when they are complete.
 //!
 //! ```text
 //! list --"["--> calls --f(--> arguments --a=--> value --> arguments --")"--> calls
 //! ```
 //!
-//! A call is none before its first argument's name or its end: `f("x")` is told as nothing.
+//! A call counts only from its first argument's name or its end on: `f("x")` is not sent.
 
 use serde_json::Value;
 
@@ -13,31 +13,32 @@ use super::Reader;
 use crate::tool_calls::known::{Arguments, Known, NAME_MAX_BYTES, escaped};
 use crate::tool_calls::typed::Parameters;
 
-/// Longest escape: two halves of a pair.
+/// Maximum length of an escape in bytes: a surrogate pair.
 const ESCAPE_MAX_BYTES: usize = 12;
 
 #[derive(Debug, Default)]
 enum State {
-    /// In front of the list.
+    /// Before the list.
     #[default]
     List,
-    /// Inside of the list, in front of a call. Whether one, and no comma, is before it.
+    /// Inside of the list, before a call; the flag says that a call without a comma precedes.
     Calls(bool),
-    /// Behind a call's name and its bracket.
+    /// After this call's name and opening bracket.
     Opened(String),
-    /// Inside of a call, in front of an argument. Whether one, and no comma, is before it.
+    /// Inside of a call, before an argument; the flag says that an argument without a comma
+    /// precedes.
     Arguments(bool),
-    /// Behind an argument's name.
+    /// After this argument's name.
     Value(String),
-    /// Inside of a text with these quotation marks, and whether it is told.
+    /// Inside of a string with these quotation marks; the flag says whether it is sent.
     Text(&'static str, bool),
-    /// Inside of another value.
+    /// Inside of another value of this argument.
     Other(String, Nesting),
-    /// In front of what only the whole block shows.
+    /// Before something that only the whole block can decide.
     Open,
 }
 
-/// A list of calls.
+/// Streaming reader of a list of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Coming {
     state: State,
@@ -47,12 +48,12 @@ pub(crate) struct Coming {
 }
 
 impl Coming {
-    /// Tells what is known by `block`, which has what it had before, and more.
+    /// Appends to `tell` what is known by `block`, which is the earlier block with more text.
     pub(crate) fn read(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) {
         while self.step(block, tools, tell).is_some() {}
     }
 
-    /// One transition; nothing where only more text helps, or the block's end.
+    /// Performs one state transition; `None` if more text or the block's end is needed.
     fn step(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> Option<()> {
         let rest = block[self.at..].trim_start();
         let place = block.len() - rest.len();
@@ -124,7 +125,7 @@ impl Coming {
         Some(())
     }
 
-    /// A whole value that is no text, at `rest`.
+    /// Consumes a complete value that is not a string, at `rest`.
     fn take_value(
         &mut self,
         key: &str,
@@ -145,7 +146,7 @@ impl Coming {
         Some(())
     }
 
-    /// The beginning of an argument's value, which stands at `place` where there is any of it.
+    /// Begins an argument's value, which starts at the offset `place`.
     fn begin_value(
         &mut self,
         key: String,
@@ -179,7 +180,7 @@ impl Coming {
         Some(())
     }
 
-    /// What has come of a text that `close` ends.
+    /// Consumes what has arrived of a string that `close` ends.
     fn take_text(
         &mut self,
         close: &'static str,
@@ -205,7 +206,7 @@ impl Coming {
         }
     }
 
-    /// A name and what is behind the character that follows it.
+    /// Parses a name, and returns it with the text after the character `behind` that follows.
     fn name<'t>(&mut self, text: &'t str, behind: char) -> Option<(&'t str, &'t str)> {
         let end = text.find(|c| !super::of_name(c)).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
@@ -229,7 +230,7 @@ impl Coming {
     }
 }
 
-/// What a quotation mark is thrice.
+/// The triple quotation mark for a quotation mark.
 fn quote(c: char) -> Option<&'static str> {
     match c {
         '"' => Some("\"\"\""),
@@ -238,7 +239,7 @@ fn quote(c: char) -> Option<&'static str> {
     }
 }
 
-/// Why a text is not read further.
+/// Why a string could not be read further.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     More,
@@ -246,7 +247,8 @@ enum End {
     Broken,
 }
 
-/// Reads a text up to and with `close`, or as far as it is known. The bytes that were read.
+/// Reads a string up to and including `close`, or as far as it is known. Returns the number of
+/// bytes read.
 fn text_of(from: &str, close: &str, text: &mut String) -> (usize, End) {
     let mut reader = Reader { rest: from };
     loop {
@@ -279,17 +281,17 @@ fn of_octal(c: char) -> bool {
     c.is_digit(8)
 }
 
-/// How deep a value that is no text is nested, as far as it was looked at.
+/// Nesting of a value other than a string, as far as it was scanned.
 #[derive(Debug, Default)]
 struct Nesting {
     seen: usize,
     depth: usize,
-    /// The quotation marks that close the text inside of it.
+    /// The quotation marks that close the current string inside of it.
     close: Option<&'static str>,
 }
 
 impl Nesting {
-    /// Whether all brackets of `value` are closed, or what ends a word has come.
+    /// Whether all brackets of `value` are closed, or a character that ends a word has arrived.
     fn has_ended(&mut self, value: &str) -> bool {
         loop {
             let rest = &value[self.seen..];

@@ -1,4 +1,4 @@
-//! Calls between tags, as far as they are known while they come.
+//! Streaming reader of calls in tags.
 //!
 //! ```text
 //! name --> between --a parameter's tag--> value --its closing tag--> between
@@ -6,10 +6,10 @@
 //!   +--------------------------- the call's end -------------------------+
 //! ```
 //!
-//! A text comes as it is written, but for what may be a tag and for space that may be its end.
-//! Other values come when they are whole. Where a tag in a value may be the next parameter's, since
-//! a closing tag was forgotten, or a part of the text, what follows tells; so nothing more is known
-//! until the block has ended.
+//! A text value is given as it arrives, except what may be a tag and white space that may be its
+//! end. Other values are given when they are complete. Where a tag in a value may be the next
+//! parameter's, since a closing tag was forgotten, or a part of the text, what follows decides; so
+//! nothing more is known until the block has ended.
 
 use serde_json::Value;
 
@@ -20,77 +20,77 @@ use crate::tool_calls::texts::partial;
 /// Where the reading is.
 #[derive(Debug)]
 enum State {
-    /// In front of a call.
+    /// Before a call.
     Name,
-    /// Inside of a call, in front of a parameter.
+    /// Inside of a call, before a parameter.
     Between,
-    /// Inside of a parameter.
+    /// Inside of a parameter's value.
     Value(Coming),
-    /// In front of what only the whole block shows.
+    /// Before something that only the whole block can decide.
     Open,
 }
 
-/// A value that comes.
+/// A value that is being read.
 #[derive(Debug)]
 struct Coming {
     key: String,
     /// Offset at which the value begins.
     from: usize,
-    /// What of it is certainly no tag ends here.
+    /// Offset up to which the value certainly contains no tag.
     seen: usize,
     /// End of the value without the space at its end, as far as [`Coming::looked`].
     solid: usize,
     looked: usize,
-    /// From `seen` on the block has a closing tag that may be the last, and space up to here.
+    /// Offset up to which there is white space after a closing tag that may be the last.
     spaced: usize,
-    /// What of it was told ends here, once it is told as text.
+    /// Offset up to which the value was sent, once it is sent as text.
     told: Option<usize>,
     /// Whether the value's tag says that it is text.
     is_text: bool,
-    /// Tags that count stand at the beginning of a line.
+    /// Whether tags count only at the beginning of a line.
     on_lines: bool,
     /// Whether the value's key was not given before.
     counts: bool,
 }
 
-/// A block of calls.
+/// Streaming reader of a block of calls in tags.
 #[derive(Debug)]
 pub(crate) struct Tagged {
     tags: Tags,
     state: State,
     /// Offset at which the text read so far ends.
     at: usize,
-    /// The tool that is called.
+    /// Name of the called tool.
     name: String,
     arguments: Arguments,
-    /// The last call whose end was seen ends here.
+    /// Offset of the end of the last complete call.
     ended: usize,
 }
 
-/// What of a block of invokes, whose end was cut, is whole. A tag of a call's end may be a part of
-/// the value that was cut, and a tool is not to be run with the beginning of a path.
+/// The complete part of a block of invokes that was cut. A call's closing tag may be part of a cut
+/// value, and a tool must not be run with the beginning of a path.
 pub(crate) fn whole_invokes<'t>(block: &'t str, prefix: &str, tools: &[Value]) -> &'t str {
     let mut tagged = Tagged::invokes(prefix);
     tagged.read(block, tools, &mut Vec::new());
     &block[..tagged.ended]
 }
 
-/// What stands at a place of a value.
+/// What stands at a position inside of a value.
 enum Place {
     Text,
-    /// More text tells.
+    /// More text is needed to decide.
     More,
     /// The value's closing tag.
     Close,
-    /// The end of the call, whose last value is not closed.
+    /// The end of the call, whose last value has no closing tag.
     End,
-    /// The whole block tells.
+    /// Only the whole block can decide.
     Open,
 }
 
 impl Tagged {
-    /// What stands between `<tool_call>` and `</tool_call>`, where it is tags; nothing while the
-    /// beginning is too short to tell which.
+    /// A reader for the text between `<tool_call>` and `</tool_call>`, if it is in tags; `None`
+    /// while the beginning is too short to decide.
     pub(crate) fn of_block(text: &str) -> Option<Self> {
         let functions = Tags::functions();
         let text = text.trim_start();
@@ -101,7 +101,7 @@ impl Tagged {
         (!is_short).then(|| Self::new(Tags::keys_and_values()))
     }
 
-    /// Invokes with a prefix in their tags.
+    /// A reader of invokes with a prefix in their tags.
     pub(crate) fn invokes(prefix: &str) -> Self {
         Self::new(Tags::invokes(prefix))
     }
@@ -117,7 +117,7 @@ impl Tagged {
         }
     }
 
-    /// Tells what is known by `block`, which has what it had before, and more.
+    /// Appends to `tell` what is known by `block`, which is the earlier block with more text.
     pub(crate) fn read(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) {
         loop {
             let goes_on = match &mut self.state {
@@ -132,7 +132,7 @@ impl Tagged {
         }
     }
 
-    /// The next call's name. Whether there may be more to read.
+    /// Reads the next call's name. Returns whether there may be more to read.
     fn call(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> bool {
         let rest = &block[self.at..];
         let (name, behind) = if self.tags.call.is_empty() {
@@ -171,7 +171,7 @@ impl Tagged {
         true
     }
 
-    /// What follows in a call: a parameter, or its end.
+    /// Reads what follows in a call: a parameter, or its end.
     fn between(&mut self, block: &str, tell: &mut Vec<Known>) -> bool {
         let (tags, rest) = (&self.tags, &block[self.at..]);
         let next = |tag: &str| rest.find(tag).filter(|_| !tag.is_empty());
@@ -229,7 +229,7 @@ impl Tagged {
         true
     }
 
-    /// A value, up to its end or to what has come.
+    /// Reads a value, up to its end or to what has arrived.
     fn value(&mut self, block: &str, tools: &[Value], tell: &mut Vec<Known>) -> bool {
         let parameters = Parameters::of(&self.name, tools).unwrap_or_else(Parameters::unknown);
         let State::Value(value) = &mut self.state else {
@@ -285,7 +285,7 @@ impl Tagged {
 }
 
 impl Coming {
-    /// Looks for the space at the end of what was seen.
+    /// Finds the white space at the end of what was scanned.
     fn look(&mut self, block: &str) {
         let new = block[self.looked..self.seen].trim_end();
         if !new.is_empty() {
@@ -294,7 +294,7 @@ impl Coming {
         self.looked = self.seen;
     }
 
-    /// Tells of a text what is new of it; nothing where it may be another value.
+    /// Sends the new part of a text value; nothing if it may be another type.
     fn tell_begun(
         &mut self,
         text: &str,
@@ -317,7 +317,7 @@ impl Coming {
         self.told = Some(self.from + told.max(text.len()));
     }
 
-    /// Tells the rest of a value that has ended.
+    /// Sends the rest of a complete value.
     fn tell_whole(
         &self,
         text: &str,
@@ -337,8 +337,8 @@ impl Coming {
 }
 
 impl Tags {
-    /// What the tag is that begins at the place up to which a value was seen, as far as it tells
-    /// what [`Tags::value`] makes of it.
+    /// The kind of the tag at the position up to which a value was scanned, consistent with
+    /// [`Tags::value`].
     fn place(
         &self,
         block: &str,
@@ -378,7 +378,7 @@ impl Tags {
         }
     }
 
-    /// What a call's closing tag in a value is, by what is behind it.
+    /// What a call's closing tag inside of a value is, by the text after it.
     fn behind_call(&self, behind: &str, tools: &[Value]) -> Place {
         let next = behind.trim_start();
         if let Some(named) = next.strip_prefix(&*self.call) {
@@ -401,15 +401,15 @@ impl Tags {
         }
     }
 
-    /// Whether `text`, which begins with what closes a call or all, has space alone behind it, so
-    /// that more space tells nothing.
+    /// Whether `text`, which begins with a closing tag, is followed by white space only, so that
+    /// more white space decides nothing.
     fn may_end(&self, text: &str) -> bool {
         let solid = text.trim_end();
         solid.len() < text.len()
             && (solid == self.call_close || !self.all.is_empty() && solid.ends_with(&*self.all))
     }
 
-    /// Whether `text`, which has not come to an end of a name, may be `name`.
+    /// Whether `text`, which has no end of a name yet, may be `name`.
     fn may_be(&self, text: &str, name: &str) -> bool {
         let text = &text[..text.len() - partial(text, &self.named)];
         let text = text.trim_start();

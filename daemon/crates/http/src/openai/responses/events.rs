@@ -1,4 +1,4 @@
-//! The events of a response's stream, and the response that they end in.
+//! Writes the events of a response's stream, and the final response.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::super::super::sse;
 use super::tools::{self, Names};
 use super::{Item, Keeping, Logprobs, OutputText, Shown, item_id, item_status, message, status};
 
-/// What a response says beside its output.
+/// Fields of a response besides its output.
 #[derive(Debug)]
 pub(super) struct Answer {
     /// How the response is stored, if it is.
@@ -33,7 +33,7 @@ pub(super) struct Answer {
     pub(super) summarises: bool,
 }
 
-/// A response.
+/// A whole response, as it is serialized.
 #[derive(Serialize)]
 pub(super) struct Whole<'a> {
     id: &'a str,
@@ -50,7 +50,7 @@ pub(super) struct Whole<'a> {
 }
 
 impl Answer {
-    /// The response.
+    /// The whole response with these output items.
     pub(super) fn whole<'a>(
         &'a self,
         status: &'a str,
@@ -72,7 +72,7 @@ impl Answer {
         }
     }
 
-    /// A part as a whole item.
+    /// Converts a part to a complete output item.
     pub(super) fn item(
         &self,
         part: Part,
@@ -151,7 +151,7 @@ fn usage(ended: &Ended) -> Value {
     })
 }
 
-/// The item that is being filled.
+/// The item that is currently streamed.
 #[derive(Debug)]
 enum Open {
     Message {
@@ -169,7 +169,7 @@ enum Open {
     },
 }
 
-/// An event.
+/// A stream event, as it is serialized.
 #[derive(Serialize)]
 struct Event<'a, D> {
     r#type: &'a str,
@@ -178,7 +178,7 @@ struct Event<'a, D> {
     data: D,
 }
 
-/// Appends the next event.
+/// Appends an event with the next sequence number.
 fn write(sequence: &mut u64, name: &str, data: impl Serialize, out: &mut String) {
     let event = Event {
         r#type: name,
@@ -189,14 +189,14 @@ fn write(sequence: &mut u64, name: &str, data: impl Serialize, out: &mut String)
     sse::event(Some(name), &event, out);
 }
 
-/// What an event says of an item.
+/// Event data about an item.
 #[derive(Serialize)]
 struct AboutItem<'a> {
     output_index: usize,
     item: Shown<'a>,
 }
 
-/// What an event says of an item's text.
+/// Event data about an item's text.
 #[derive(Serialize)]
 struct AboutText<'a, M> {
     item_id: &'a str,
@@ -228,25 +228,25 @@ struct ResponseOf<'a> {
     response: Whole<'a>,
 }
 
-/// Whether a call's item is of a tool that takes a text.
+/// Whether an item is a call of a custom tool, which takes text.
 fn is_custom(item: &Value) -> bool {
     item["type"] == "custom_tool_call"
 }
 
-/// What an event says of the only part of a reasoning item.
+/// The single part of a reasoning item.
 fn reasoning_part(text: &str) -> Value {
     json!({"part": {"type": "reasoning_text", "text": text}})
 }
 
-/// Writes the events.
+/// Writer of the events of a response.
 #[derive(Debug)]
 pub(super) struct ResponseEvents {
     answer: Answer,
     open: Option<Open>,
-    /// Items that are closed.
+    /// Items that are complete.
     output: Vec<Item>,
     sequence: u64,
-    /// The model, where log-probabilities are wanted.
+    /// The model, if log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
     /// Log-probabilities of tokens whose text comes next.
     scores: Vec<TokenScore>,
@@ -268,7 +268,7 @@ impl ResponseEvents {
         write(&mut self.sequence, name, data, out);
     }
 
-    /// An event with the whole response as it is.
+    /// Writes an event that contains the whole response so far.
     fn send_response(
         &mut self,
         name: &str,
@@ -291,7 +291,7 @@ impl ResponseEvents {
         write(&mut self.sequence, name, ResponseOf { response }, out);
     }
 
-    /// The number of the item that is open, or is to be.
+    /// Index of the item that is open, or of the next one.
     fn index(&self) -> usize {
         self.output.len()
     }
@@ -314,7 +314,7 @@ impl ResponseEvents {
         self.output.push(item);
     }
 
-    /// An event about the text of the open item.
+    /// Writes an event about the text of the open item.
     fn about_text(&mut self, name: &str, id: &str, more: impl Serialize, out: &mut String) {
         let about = AboutText {
             item_id: id,
@@ -390,7 +390,7 @@ impl ResponseEvents {
         }
     }
 
-    /// An event about the summary of the open item.
+    /// Writes an event about the summary of the open reasoning item.
     fn about_summary(&mut self, name: &str, id: &str, more: Value, out: &mut String) {
         let mut data = json!({"item_id": id, "output_index": self.index(), "summary_index": 0});
         if let (Value::Object(data), Value::Object(more)) = (&mut data, more) {

@@ -1,6 +1,5 @@
-//! `GET` and `DELETE /v1/responses/ID`, and `GET /v1/responses/ID/input_items`: earlier responses
-//! of
-//! the client, while they are kept.
+//! `GET` and `DELETE /v1/responses/ID`, and `GET /v1/responses/ID/input_items`: stored responses of
+//! the client.
 
 use std::sync::Arc;
 
@@ -13,14 +12,14 @@ use serde_json::{Value, json};
 use super::super::super::Http;
 use super::super::super::call::{Call, json as answer, percent_decoded, with_type};
 
-/// The name of the response in a path.
+/// The response's id in a request's path.
 fn id_of(request: &Request) -> String {
     let rest = request.uri().path().strip_prefix("/v1/responses/");
     let name = rest.and_then(|rest| rest.split('/').next());
     percent_decoded(name.unwrap_or_default())
 }
 
-/// The handler of one.
+/// Handler that returns a stored response.
 pub(in super::super::super) async fn get(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -31,7 +30,7 @@ pub(in super::super::super) async fn get(
     call.respond(found.map(|kept| body(&kept.whole)))
 }
 
-/// The handler that forgets one.
+/// Handler that deletes a stored response.
 pub(in super::super::super) async fn delete(
     State(http): State<Arc<Http>>,
     request: Request,
@@ -44,7 +43,7 @@ pub(in super::super::super) async fn delete(
     )
 }
 
-/// The handler of what one answered.
+/// Handler that returns the input items of a stored response.
 pub(in super::super::super) async fn input(
     State(http): State<Arc<Http>>,
     request: Request,

@@ -1,12 +1,11 @@
-//! Earlier responses and their items, by the names that clients refer to them with
-//! (`previous_response_id`, `item_reference`): each client's own, within bounds, until the daemon
-//! ends.
+//! Stores earlier responses and their items in memory, by the ids that clients refer to
+//! (`previous_response_id`, `item_reference`): separately for each client, within bounds.
 //!
-//! Items have a store of their own, since they are small beside the conversation that they answered
-//! and are referred to for longer: an agent names each of them in every later step.
+//! Items have a separate store, since they are small beside their conversation and are referred to
+//! for longer: an agent names each of them in every later step.
 //!
-//! *Invariant:* what is kept is JSON text, so that its bytes are what it takes; a client sees
-//! nothing of another's (tests below).
+//! *Invariant:* stored data is JSON text, so that its bytes are its memory; a client sees nothing
+//! of another's (tests below).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,13 +18,13 @@ use serde_json::{Value, json};
 use super::super::super::prompt::TextOr;
 use super::recent::{Bounds, Recent};
 
-/// Responses with what they answered.
+/// Limits on stored responses with their inputs.
 const RESPONSES: Bounds = Bounds {
     entries: 1024,
     client_bytes: 16 << 20,
     bytes: 64 << 20,
 };
-/// Items of responses.
+/// Limits on stored items of responses.
 const ITEMS: Bounds = Bounds {
     entries: 8192,
     client_bytes: 8 << 20,
@@ -34,18 +33,18 @@ const ITEMS: Bounds = Bounds {
 /// Maximum number of earlier responses in the chain that a response continues.
 const CHAIN_MAX: usize = RESPONSES.entries;
 
-/// A response that was kept.
+/// A stored response.
 #[derive(Debug)]
 pub(super) struct Kept {
-    /// The response that it went on from.
+    /// Id of the response that this one continued.
     pub(super) previous: Option<String>,
-    /// The items that it answered, a JSON list.
+    /// The input items that the response answered, a JSON list.
     pub(super) input: Box<str>,
-    /// The response.
+    /// The response as JSON.
     pub(super) whole: Box<str>,
 }
 
-/// The earlier responses of all clients.
+/// The stored responses and items of all clients.
 #[derive(Debug)]
 pub(in super::super::super) struct Memory(Mutex<Stores>);
 
@@ -64,14 +63,14 @@ impl Default for Memory {
     }
 }
 
-/// What a request refers to, found and not yet read.
+/// The stored data that a request refers to, not yet parsed.
 #[derive(Debug)]
 pub(super) struct Recalled {
-    /// The responses that it goes on from, oldest first.
+    /// The responses that the request continues, oldest first.
     chain: Vec<Arc<Kept>>,
-    /// The request's own items, with references replaced by what they refer to.
+    /// The request's own items, with references replaced by stored items.
     own: Vec<Own>,
-    /// Bytes of stored responses that are to be read.
+    /// Bytes of stored JSON to be parsed.
     bytes: usize,
 }
 
@@ -87,7 +86,7 @@ impl Memory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a response under its name, and its items with their names.
+    /// Stores a response under its id, and its items under theirs.
     pub(super) fn keep(&self, peer: Peer, id: &str, kept: Kept, items: Vec<(String, String)>) {
         let mut stores = self.lock();
         let bytes = kept.input.len() + kept.whole.len();
@@ -102,13 +101,14 @@ impl Memory {
     /// A stored response of the client.
     ///
     /// # Errors
-    /// NOT_FOUND.
+    ///
+    /// NOT_FOUND if there is none with this id.
     pub(super) fn response(&self, peer: Peer, id: &str) -> Result<Arc<Kept>, Failure> {
         let found = self.lock().responses.get(peer, id);
         found.ok_or_else(|| refusals::unknown_response(id))
     }
 
-    /// Forgets a response. Its items stay for conversations that name them.
+    /// Deletes a response. Its items stay for conversations that name them.
     ///
     /// # Errors
     /// NOT_FOUND.
@@ -119,10 +119,10 @@ impl Memory {
         }
     }
 
-    /// Finds what a request refers to.
+    /// Finds the stored data that a request refers to.
     ///
     /// # Errors
-    /// With the field whose reference leads nowhere.
+    /// Names the field whose reference is unknown.
     pub(super) fn recall(
         &self,
         peer: Peer,
@@ -167,7 +167,7 @@ impl Memory {
     }
 }
 
-/// The name of the item that an item refers to. A reference may do without its type.
+/// The id of the item that an item refers to. A reference may lack its type.
 fn reference(item: &Value) -> Option<&str> {
     let id = item["id"].as_str()?;
     let is_bare = || item.as_object().is_some_and(|item| item.len() == 1);
@@ -178,10 +178,10 @@ fn reference(item: &Value) -> Option<&str> {
     }
 }
 
-/// The input of a request in which nothing is referred to.
+/// The input of a request with all references resolved.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// How many of the items come from earlier responses.
+    /// Number of items that come from earlier responses.
     pub(super) earlier: usize,
     /// All items of the conversation, those of earlier responses first.
     pub(super) items: Vec<Value>,
@@ -193,10 +193,10 @@ impl Recalled {
         self.bytes
     }
 
-    /// Reads what was found.
+    /// Parses the stored data.
     ///
     /// # Errors
-    /// INTERNAL, where what was kept is no JSON.
+    /// INTERNAL if it is not JSON.
     pub(super) fn read(self) -> Result<Input, Failure> {
         let mut items = Vec::new();
         for kept in &self.chain {

@@ -1,4 +1,4 @@
-//! What was used last, of each client, within bounds of number and bytes.
+//! A least-recently-used store with limits on each client's entries and bytes, and on all bytes.
 //!
 //! *Invariant:* no client has more than its bounds, and all together have no more than theirs
 //! (tests below). What was used longest ago goes first: a client's own where the client is at its
@@ -24,14 +24,14 @@ pub(super) struct Recent<C, V> {
     bounds: Bounds,
     clients: HashMap<C, Client<V>>,
     bytes: usize,
-    /// Counts uses.
+    /// Counter of uses.
     clock: u64,
 }
 
 #[derive(Debug)]
 struct Client<V> {
     entries: HashMap<String, Entry<V>>,
-    /// Names by their last use.
+    /// Names of entries by their last use.
     order: BTreeMap<u64, String>,
     bytes: usize,
 }
@@ -53,8 +53,7 @@ impl<C: Copy + Eq + Hash, V: Clone> Recent<C, V> {
         }
     }
 
-    /// Keeps an entry of so many bytes; one that is larger than all that a client may have is not
-    /// kept.
+    /// Stores an entry of `bytes` bytes; one larger than a client's limit is not stored.
     pub(super) fn keep(&mut self, client: C, name: String, value: V, bytes: usize) {
         let bytes = bytes + name.len();
         self.forget(client, &name);
@@ -79,7 +78,7 @@ impl<C: Copy + Eq + Hash, V: Clone> Recent<C, V> {
         self.make_room(client);
     }
 
-    /// Lets go of what is beyond the bounds.
+    /// Removes the least recently used entries beyond the limits.
     fn make_room(&mut self, client: C) {
         let is_beyond = |own: &Client<V>, bounds: &Bounds| {
             own.entries.len() > bounds.entries || own.bytes > bounds.client_bytes
@@ -108,7 +107,7 @@ impl<C: Copy + Eq + Hash, V: Clone> Recent<C, V> {
         }
     }
 
-    /// The entry of this name, which counts as used.
+    /// The entry of this name; counts as a use.
     pub(super) fn get(&mut self, client: C, name: &str) -> Option<V> {
         let own = self.clients.get_mut(&client)?;
         let entry = own.entries.get_mut(name)?;
@@ -120,7 +119,7 @@ impl<C: Copy + Eq + Hash, V: Clone> Recent<C, V> {
         Some(entry.value.clone())
     }
 
-    /// Lets go of an entry; whether there was one.
+    /// Removes an entry. Returns whether there was one.
     pub(super) fn forget(&mut self, client: C, name: &str) -> bool {
         let Some(own) = self.clients.get_mut(&client) else {
             return false;

@@ -1,4 +1,4 @@
-//! What a request for a response says, as the conversation that templates see.
+//! Converts requests of `/v1/responses` to conversations.
 
 use rocmforge_failure::{self as failure, Failure, Violations};
 use rocmforge_tokenizer::{Content, Ending, Message, ToolCall};
@@ -15,11 +15,11 @@ use super::super::super::start::Conversation;
 use super::super::name;
 use super::tools::{self, Names};
 
-/// What `include` says for log-probabilities of what the model says.
+/// Value of `include` that asks for log-probabilities of output texts.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Items of what other servers did by themselves. Their outcome is in the answer that followed, so
-/// that they are left out.
+/// Types of items that record actions of other servers. Their results are in the output that
+/// followed, so they are dropped.
 const SERVERS_OWN: [&str; 17] = [
     "web_search_call",
     "file_search_call",
@@ -40,7 +40,7 @@ const SERVERS_OWN: [&str; 17] = [
     "ghost_snapshot",
 ];
 
-/// The body.
+/// The body of `POST /v1/responses`.
 #[derive(Debug, Deserialize)]
 pub(super) struct ResponsesRequest {
     #[serde(default, deserialize_with = "model_name")]
@@ -71,16 +71,16 @@ pub(super) struct ResponsesRequest {
     text: Option<Value>,
 }
 
-/// The input of a request that only goes on from a response.
+/// The input of a request that only continues a response.
 fn nothing() -> TextOr<Value> {
     TextOr::List(Vec::new())
 }
 
 impl ResponsesRequest {
-    /// The response that it goes on from.
+    /// Id of the response that the request continues.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where that is no name.
+    /// INVALID_ARGUMENT if that is not a string.
     pub(super) fn previous(&self) -> Result<Option<&str>, Failure> {
         match &self.previous_response_id {
             None | Some(Value::Null) => Ok(None),
@@ -92,22 +92,22 @@ impl ResponsesRequest {
         }
     }
 
-    /// Id of the previous response, of a request that was checked.
+    /// Id of the response that a checked request continues.
     pub(super) fn previous_id(&self) -> Option<&str> {
         self.previous_response_id.as_ref().and_then(Value::as_str)
     }
 
-    /// Whether later requests may refer to its response.
+    /// Whether the response is stored, so that later requests may refer to it.
     pub(super) fn is_kept(&self) -> bool {
         self.store != Some(false)
     }
 
-    /// The input, which it has no more.
+    /// Takes the input out of the request.
     pub(super) fn take_input(&mut self) -> TextOr<Value> {
         std::mem::replace(&mut self.input, nothing())
     }
 
-    /// What the answer repeats of the request.
+    /// Fields of the request that the response repeats.
     pub(super) fn echo(&self) -> Value {
         let told = self.sampling.told();
         json!({
@@ -129,7 +129,7 @@ impl ResponsesRequest {
         })
     }
 
-    /// What the model knows the tools as.
+    /// The names under which the model knows the tools.
     pub(super) fn names(&self) -> Names {
         Names::of(self.tools.as_deref().unwrap_or_default())
     }
@@ -139,7 +139,7 @@ impl ResponsesRequest {
         reasoning.map_or(Value::Null, |reasoning| reasoning[key].clone())
     }
 
-    /// Which summary of the thinking is asked for, by the newer name or the older one.
+    /// The requested kind of reasoning summary, by the newer field or the older one.
     fn summary(&self) -> Value {
         match self.reasoning_of("summary") {
             Value::Null => self.reasoning_of("generate_summary"),
@@ -147,7 +147,7 @@ impl ResponsesRequest {
         }
     }
 
-    /// Whether any is.
+    /// Whether a reasoning summary is requested.
     pub(super) fn summarises(&self) -> bool {
         self.summary().as_str().is_some_and(|kind| kind != "none")
     }
@@ -170,7 +170,7 @@ impl ResponsesRequest {
         ])
     }
 
-    /// How many of the most likely tokens are returned for each token of a text; nothing where no
+    /// Number of most likely tokens to return for each token of a text; `None` if no
     /// log-probabilities are wanted.
     pub(super) fn scores(&self) -> Option<i32> {
         let wanted = self.include.iter().flatten().any(|what| what == LOGPROBS);
@@ -180,7 +180,7 @@ impl ResponsesRequest {
         }
     }
 
-    /// The conversation that is to be answered, of these items.
+    /// The conversation to continue, with these input items.
     pub(super) fn conversation(
         self,
         items: Vec<Value>,
@@ -232,7 +232,7 @@ impl ResponsesRequest {
     }
 }
 
-/// A field as this route has it.
+/// The name of a field in requests of this route.
 fn field_name(field: &str) -> String {
     match field {
         "sampling.max_tokens" => "max_output_tokens".to_owned(),
@@ -242,8 +242,8 @@ fn field_name(field: &str) -> String {
     }
 }
 
-/// One item of the input. What the model thought and called goes into one message of the assistant,
-/// as templates want it.
+/// Converts one input item. Reasoning and calls become parts of one assistant message, as templates
+/// expect.
 fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), Failure> {
     let field = || format!("input[{at}]");
     if !item.is_object() {
@@ -298,7 +298,7 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
     Ok(())
 }
 
-/// The call of an item.
+/// The tool call in an item.
 fn tool_call(
     kind: &str,
     item: &mut Value,
@@ -328,7 +328,7 @@ fn tool_call(
     })
 }
 
-/// Notes what somebody says; the assistant, in the turn that is open.
+/// Appends content of a role; the assistant's goes into the open assistant message.
 fn said(role: String, said: Said, messages: &mut Vec<Message>) {
     let Said { content, seen } = said;
     let role = match role.as_str() {
@@ -348,7 +348,7 @@ fn said(role: String, said: Said, messages: &mut Vec<Message>) {
     });
 }
 
-/// Notes a call in the assistant's message that it belongs to.
+/// Appends a call to the assistant message that it belongs to.
 fn called(messages: &mut Vec<Message>, id: Option<String>, call: ToolCall) {
     let call = ToolCall { id, ..call };
     match messages.last_mut().filter(|last| last.role == "assistant") {
@@ -373,7 +373,7 @@ fn open_turn(messages: &mut Vec<Message>) -> &mut Message {
     &mut messages[last]
 }
 
-/// What an item says, under the key that it has for it.
+/// The content of an item, under the key `key`.
 fn content(item: &mut Value, key: &str, field: &str) -> Result<Said, Failure> {
     match take(item, key) {
         Value::String(text) => Ok(Content::Text(text).into()),
@@ -389,7 +389,7 @@ fn content(item: &mut Value, key: &str, field: &str) -> Result<Said, Failure> {
     }
 }
 
-/// The text of a thought's parts, if there is any.
+/// The text of a reasoning item's parts, if there is any.
 fn thought(parts: &Value, field: impl Fn() -> String) -> Result<Option<String>, Failure> {
     let parts = match parts {
         Value::Null => return Ok(None),

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::super::super::prompt::take;
 
-/// How the types of tools begin that only OpenAI's own machines have. They are left out, as agents
-/// offer them with every request and do without; behind each may stand a date.
+/// Beginnings of the types of tools that only OpenAI's servers have; a date may follow. They are
+/// dropped, since agents offer them with every request and work without.
 const LEFT_OUT: [&str; 11] = [
     "local_shell",
     "shell",
@@ -28,12 +28,12 @@ const LEFT_OUT: [&str; 11] = [
     "programmatic_tool_calling",
 ];
 
-/// How the functions that the model knows are called by the request.
+/// Maps function names that the model knows to the request's names.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Names {
     /// The namespace and the name of each function that has one.
     spaces: BTreeMap<String, (String, String)>,
-    /// Tools that take a text in place of an object.
+    /// Custom tools, which take text instead of an object.
     custom: BTreeSet<String>,
 }
 
@@ -57,12 +57,12 @@ impl Names {
         }
     }
 
-    /// Whether the tool takes a text.
+    /// Whether the function is a custom tool, which takes text.
     pub(super) fn is_custom(&self, called: &str) -> bool {
         self.custom.contains(called)
     }
 
-    /// Puts the names of a call into its item.
+    /// Writes the request's names of a call into its item.
     pub(super) fn put(&self, called: &str, item: &mut Value) {
         match self.spaces.get(called) {
             Some((space, name)) => {
@@ -74,12 +74,12 @@ impl Names {
     }
 }
 
-/// What the model knows a function of a namespace as.
+/// The name under which the model knows a function of a namespace.
 pub(super) fn flat(namespace: &str, name: &str) -> String {
     format!("{namespace}__{name}")
 }
 
-/// The tools as functions, in the shape of chat completions.
+/// The tools as functions, in the format of chat completions.
 pub(super) fn functions(
     tools: Option<Vec<Value>>,
     choice: Option<&Value>,
@@ -124,8 +124,7 @@ pub(super) fn functions(
     tools::checked(Some(described), choice.as_ref(), parallel)
 }
 
-/// A choice whose functions, the one or those that are allowed, have the names that the model
-/// knows.
+/// The tool choice with the function names that the model knows.
 fn by_flat_names(mut choice: Value) -> Value {
     let flatten = |tool: &mut Value| {
         if tool["type"] == "custom" {
@@ -146,7 +145,7 @@ fn is_left_out(kind: &str) -> bool {
     LEFT_OUT.iter().any(|begin| kind.starts_with(begin))
 }
 
-/// A tool that takes a text, as a function with that text as its only argument.
+/// A custom tool as a function whose only argument is a text.
 fn custom(tool: &Value, field: &str) -> Result<Value, Failure> {
     let Some(name) = tool["name"].as_str() else {
         let message = "missing; give the tool's name";
@@ -164,7 +163,7 @@ fn custom(tool: &Value, field: &str) -> Result<Value, Failure> {
     Ok(tool_calls::described(name, Some(about.trim()), &input))
 }
 
-/// The text that a tool is called with, out of the arguments of its function.
+/// The text argument of a custom tool's call.
 pub(super) fn custom_input(arguments: &str) -> String {
     let parsed = serde_json::from_str::<Value>(arguments).ok();
     let input = parsed.as_ref().and_then(|parsed| parsed["input"].as_str());

@@ -33,7 +33,7 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Side of a block in patches where the file does not say: that of all published sizes.
+/// Default side of a block in patches, which all published sizes have.
 const MERGE: u32 = 4;
 const PROJECTION: &str = "mm.input_projection.weight";
 

@@ -29,7 +29,7 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Added to the variance of the norms of patches.
+/// Epsilon of the norms of patches.
 const PATCH_EPS: f32 = 1e-5;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {

@@ -38,12 +38,11 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Side of a block in patches where the file does not say: that of all published sizes.
+/// Default side of a block in patches, which all published sizes have.
 pub(super) const MERGE: u32 = 3;
-/// Maximum number of tokens of an image: what the authors' processor gives it where nobody asks for
-/// another number.
+/// Maximum number of tokens of an image: the default of the authors' processor.
 pub(super) const TOKENS: u32 = 280;
-/// Base of the rotations by rows and columns.
+/// Base of the 2D RoPE over rows and columns.
 const FREQ_BASE: f64 = 100.0;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -78,7 +77,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     Ok((tower, common.hparams()))
 }
 
-/// The columns, and the rows, that the file has positions for.
+/// Number of columns, and of rows, for which the file has positions.
 pub(super) fn places(keys: Keys<'_>, n_embd: u32, merge: u32) -> Result<u32, Error> {
     let tensor = keys
         .gguf
@@ -143,7 +142,8 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     Ok(table)
 }
 
-/// Attention of all patches over all, of the normed rows `n`: its output product.
+/// Emits attention of all patches to all, for the normed rows `n`. Returns the buffer of the output
+/// product.
 fn attention(
     b: &mut PlanBuilder<'_>,
     i: u32,
@@ -197,7 +197,7 @@ fn attention(
     Ok(p)
 }
 
-/// The quarters of each head in the order third, first, fourth, second.
+/// Emits the quarters of each head in the order third, first, fourth, second.
 fn by_axes(b: &mut PlanBuilder<'_>, x: Buf, name: &'static str, h: &Hparams) -> Buf {
     let (out, dim) = (b.buf(name, b.n_embd), h.heads.head_dim);
     let quarter = |first| ColumnPart::new(x, first * (dim / 4), dim, dim / 4);
@@ -219,7 +219,7 @@ fn feed_forward(b: &mut PlanBuilder<'_>, i: u32, n: Buf, n_ff: u64) -> Result<Bu
     Ok(p)
 }
 
-/// Products of `x` by matrices of the file, between the bounds that it has for each.
+/// Emits products of `x` with matrices of the file, clamped to the file's bounds for each.
 fn products_of(b: &mut PlanBuilder<'_>, x: Buf, outs: &[(String, Buf)]) -> Result<(), Error> {
     let mut together = Vec::new();
     for (name, out) in outs {
@@ -246,7 +246,7 @@ fn products_of(b: &mut PlanBuilder<'_>, x: Buf, outs: &[(String, Buf)]) -> Resul
     Ok(())
 }
 
-/// The least and the most of a product's inputs or outputs, where the file has them: both or none.
+/// The lower and upper bound of a product's inputs or outputs; `None` if the file has neither.
 fn bounds(
     b: &mut PlanBuilder<'_>,
     name: &str,
@@ -263,7 +263,7 @@ fn bounds(
     Ok(Some([low, b.vector(&of("max"), 1)?]))
 }
 
-/// `x = (x - bias) * scale`, where the file has both.
+/// Emits `x = (x - bias) * scale`, if the file has both.
 fn standardized(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<(), Error> {
     let width = b.n_embd;
     let Some(bias) = b.vector_if("v.std_bias", width, Presence::Optional)? else {

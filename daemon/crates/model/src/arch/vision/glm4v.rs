@@ -35,14 +35,14 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Side of a block in patches where the file does not say.
+/// Default side of a block in patches.
 const MERGE: u32 = 2;
-/// Fewest and most tokens of an image where the file does not say how many pixels it may have: the
-/// fewest of the authors' processor, and two thirds of its most.
+/// Default minimum and maximum number of tokens of an image: the minimum of the authors' processor,
+/// and two thirds of its maximum.
 const TOKENS: [u64; 2] = [8, 4096];
-/// Base of the rotations by rows and columns.
+/// Base of the 2D RoPE over rows and columns.
 const FREQ_BASE: f64 = 10_000.0;
-/// Added to the variance of the norm of blocks.
+/// Epsilon of the norm of blocks.
 const BLOCK_EPS: f32 = 1e-5;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -100,7 +100,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     Ok(table)
 }
 
-/// The patches' product with both frames' matrices, normed, and their positions.
+/// Emits the patches' product with both frames' matrices, normed, plus positions.
 fn patches(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<(), Error> {
     let positions = b.given("positions", b.n_embd, InputRows::GridPositions);
     let [p, frame] = ["p", "frame"].map(|name| b.buf(name, b.n_embd));
@@ -111,7 +111,7 @@ fn patches(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<(), Error> 
     b.residual(x, positions, None, 1.0)
 }
 
-/// A row for each block.
+/// Emits one row for each block.
 fn blocks(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<Buf, Error> {
     const NAME: &str = "mm.patch_merger";
     b.cut(NAME.to_owned(), &[]);
@@ -127,7 +127,7 @@ fn blocks(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<Buf, Error> 
     Ok(out)
 }
 
-/// The tower's rows of the blocks'.
+/// Emits the tower's output rows from the blocks' rows.
 fn rows(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf, Error> {
     let none = Presence::Absent;
     let (width, kind) = (u64::from(tower.n_out), super::block(tower));

@@ -36,14 +36,13 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Side of a block in patches where the file does not say.
+/// Default side of a block in patches.
 const MERGE: u32 = 2;
-/// Fewest and most tiles of an image where the file does not say, as the authors' processor has
-/// them.
+/// Default minimum and maximum number of tiles of an image, those of the authors' processor.
 const TILES: [u32; 2] = [1, 12];
 /// Maximum number of tiles that a file may ask for.
 const TILES_MAX: u32 = 64;
-/// Added to the variance of the projection's norm.
+/// Epsilon of the projection's norm.
 const PROJECTION_EPS: f32 = 1e-5;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -70,7 +69,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     Ok((tower, common.hparams()))
 }
 
-/// The side of an image, pixels: that of the grid of positions, in whole blocks.
+/// Side of an image in pixels: that of the grid of positions, in whole blocks.
 fn side(keys: Keys<'_>, patch: u32, [grid, merge]: [u32; 2]) -> Result<u32, Error> {
     const SIZE: &str = "image_size";
     let side = keys.count(SIZE, u32::MAX)?;
@@ -153,7 +152,7 @@ fn layer(b: &mut PlanBuilder<'_>, h: &Hparams, i: u32, x: Buf) -> Result<(), Err
     add(b, x, p, &name("ls2.weight"))
 }
 
-/// All of each row by the mean of its squares, whatever other norms are.
+/// Emits an RMSNorm over all elements of each row, whatever other norms are.
 fn normed(b: &mut PlanBuilder<'_>, x: Buf, name: &str, out: &'static str) -> Result<Buf, Error> {
     let (width, weight) = (b.width(x), b.vector(name, b.n_embd)?);
     let out = b.buf(out, width);
@@ -161,7 +160,7 @@ fn normed(b: &mut PlanBuilder<'_>, x: Buf, name: &str, out: &'static str) -> Res
     Ok(out)
 }
 
-/// `x += scale * p`, a factor for each element.
+/// Emits `x += scale * p`, with a factor for each element.
 fn add(b: &mut PlanBuilder<'_>, x: Buf, p: Buf, scale: &str) -> Result<(), Error> {
     let weight = b.vector(scale, b.n_embd)?;
     b.op(Op::AddWeighted { x, y: p, weight });

@@ -30,16 +30,16 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Side of a block in patches where the file does not say.
+/// Default side of a block in patches.
 const MERGE: u32 = 2;
-/// Most of it: blocks that an image is filled up to leave it below the most patches of all towers.
+/// Maximum side of a block in patches, so that filling up to whole blocks stays within
+/// [`N_PATCH_MAX`](crate::N_PATCH_MAX).
 const MERGE_MAX: u32 = 64;
-/// Maximum number of patches of an image, before it is filled up, where the file does not say how
-/// many pixels it may have.
+/// Default maximum number of patches of an image, before it is filled up.
 const PATCHES: u32 = 1 << 14;
-/// Maximum number of patches of a side, as the authors' processor has them.
+/// Maximum number of patches of a side, that of the authors' processor.
 const PATCHES_A_SIDE: u32 = 512;
-/// Base of the rotations by columns and rows.
+/// Base of the 2D RoPE over columns and rows.
 const FREQ_BASE: f64 = 10_000.0;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -76,7 +76,7 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     Ok((tower, common.hparams()))
 }
 
-/// The side of the grid of positions, which is a square.
+/// The side of the square grid of positions.
 fn side(keys: Keys<'_>, n_embd: u32) -> Result<u32, Error> {
     let tensor = keys.gguf.tensor(POSITIONS);
     let tensor = tensor.ok_or_else(|| Error::MissingTensor(POSITIONS.to_owned()))?;

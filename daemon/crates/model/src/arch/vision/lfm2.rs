@@ -32,17 +32,18 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Side of a block in patches where the file does not say.
+/// Default side of a block in patches.
 const MERGE: u32 = 2;
-/// Fewest and most tokens of an image that is not cut, as the authors' processor has them.
+/// Minimum and maximum number of tokens of an image that is not cut, those of the authors'
+/// processor.
 const TOKENS: [u64; 2] = [64, 256];
-/// The tiles of a larger one, as that has them.
+/// Tiles of a larger image, those of the authors' processor.
 const TILES: Tiles = Tiles {
     side: 512,
     least: 2,
     most: 10,
 };
-/// Added to the variance of the projection's norm.
+/// Epsilon of the projection's norm.
 const PROJECTION_EPS: f32 = 1e-5;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {

@@ -30,20 +30,20 @@ use crate::hparams::{Hparams, N_PATCH_MAX};
 use crate::keys::{Keys, N_HEAD_MAX, N_LAYER_MAX, WIDTH_MAX};
 use crate::tower::{ClassRow, LearnedGrid, Parts, Tower};
 
-/// A kind of projector.
+/// A kind of projector: how it is read and built.
 pub(crate) struct Kind {
-    /// `clip.projector_type`.
+    /// Value of `clip.projector_type`.
     name: &'static str,
     /// Architectures of text models that take the tower's rows.
     pub(crate) readers: &'static [&'static str],
-    /// What the keys say of the tower, and its hyperparameters.
+    /// Reads the tower's description and hyperparameters from the keys.
     pub(crate) read: fn(Keys<'_>) -> Result<(Tower, Hparams), Error>,
-    /// Emits the tower's operations; the table of its learned positions, where it has one.
+    /// Emits the tower's operations. Returns the table of learned positions, if it has one.
     pub(crate) build:
         fn(&mut PlanBuilder<'_>, &Tower, &Hparams) -> Result<Option<TensorDesc>, Error>,
 }
 
-/// Projectors that work.
+/// The supported kinds of projectors.
 const KINDS: [&Kind; 11] = [
     &qwen2vl::KIND,
     &qwen3vl::KIND,
@@ -58,16 +58,16 @@ const KINDS: [&Kind; 11] = [
     &pixtral::KIND,
 ];
 
-/// Colours of a patch.
+/// Number of colour channels of a patch.
 const CHANNELS: u64 = 3;
-/// Maximum number of elements of a side of a patch or of a block.
+/// Maximum side of a patch in pixels, or of a block in patches.
 const SIDE_MAX: u32 = 256;
-/// What is added to the product of each patch.
+/// Tensor with the bias of the patch product.
 const PATCH_BIAS: &str = "v.patch_embd.bias";
-/// The table of learned positions.
+/// Tensor with the learned positions.
 const POSITIONS: &str = "v.position_embd.weight";
 
-/// The kind of projector that a file is.
+/// The kind of a projector file.
 pub(crate) fn kind(gguf: &Gguf) -> Result<&'static Kind, Error> {
     let says = |key| gguf.str(key).ok().flatten();
     let name = says("clip.projector_type").or_else(|| says("clip.vision.projector_type"));
@@ -81,17 +81,17 @@ pub(crate) fn kind(gguf: &Gguf) -> Result<&'static Kind, Error> {
     })
 }
 
-/// The kind of this name.
+/// The kind with this name, if it is supported.
 pub(crate) fn named(name: &str) -> Option<&'static Kind> {
     KINDS.into_iter().find(|kind| kind.name == name)
 }
 
-/// Text models that take the rows of some tower.
+/// Architectures of text models that take the rows of some tower.
 pub(crate) fn readers() -> impl Iterator<Item = &'static str> {
     KINDS.into_iter().flat_map(|kind| kind.readers).copied()
 }
 
-/// What the keys of all towers say.
+/// Parameters that all towers have in the same keys.
 struct Common {
     n_embd: u32,
     n_layer: u32,
@@ -105,7 +105,7 @@ struct Common {
 }
 
 impl Common {
-    /// Reads them; a head's elements are a multiple of `of_head`.
+    /// Reads the common parameters; a head's size is a multiple of `of_head`.
     fn read(keys: Keys<'_>, of_head: u32) -> Result<Self, Error> {
         let n_embd = keys.count("embedding_length", WIDTH_MAX)?;
         let n_head = keys.count("attention.head_count", N_HEAD_MAX)?;
@@ -140,7 +140,7 @@ impl Common {
     }
 }
 
-/// What the colours' mean is before they are normed, and what they are divided by.
+/// Mean and divisor of the colour channels.
 fn colours(keys: Keys<'_>) -> Result<([f32; 3], [f32; 3]), Error> {
     let numbers = |key: &str| -> Result<[f32; 3], Error> {
         let found = keys
@@ -161,7 +161,7 @@ fn colours(keys: Keys<'_>) -> Result<([f32; 3], [f32; 3]), Error> {
     Ok((mean, std))
 }
 
-/// Rotations by rows and columns, each by half of a head, of pairs whose halves are apart.
+/// RoPE over rows and columns, each for half of a head, of half-split pairs.
 fn plane_rope(h: &Hparams, freq_base: f64) -> RopeSpec {
     RopeSpec {
         order: RopeOrder::Neox,
@@ -183,7 +183,7 @@ fn grid_side(gguf: &Gguf, n_embd: u32) -> Result<u32, Error> {
     grid_side_behind(gguf, n_embd, 0)
 }
 
-/// As [`grid_side`], of one behind so many other positions.
+/// As [`grid_side`], for a grid behind `others` other positions.
 fn grid_side_behind(gguf: &Gguf, n_embd: u32, others: u64) -> Result<u32, Error> {
     let tensor = gguf
         .tensor(POSITIONS)
@@ -201,7 +201,7 @@ fn grid_side_behind(gguf: &Gguf, n_embd: u32, others: u64) -> Result<u32, Error>
     Ok(side as u32)
 }
 
-/// The row of the class, where the tower has one.
+/// The class row, if the tower has one.
 pub(crate) fn class_row(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<ClassRow>, Error> {
     if tower.parts != Parts::Class {
         return Ok(None);
@@ -216,12 +216,12 @@ pub(crate) fn class_row(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option
     }))
 }
 
-/// Whether learned positions are in rows and columns.
+/// Whether learned positions are stored separately for rows and columns.
 fn is_plane(gguf: &Gguf) -> bool {
     gguf.tensor(POSITIONS).is_some_and(|t| t.dims[2] > 1)
 }
 
-/// The table of a tower's learned positions, where it has one.
+/// The table of a tower's learned positions, if it has one.
 fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<TensorDesc>, Error> {
     let Some(grid) = &tower.grid else {
         return Ok(None);
@@ -245,7 +245,7 @@ fn positions_table(b: &mut PlanBuilder<'_>, tower: &Tower) -> Result<Option<Tens
     Ok(Some(table.with_role(Role::Matrix)))
 }
 
-/// Rows of a matrix of the file, as far as there may be.
+/// Number of rows of a matrix of the file, checked against a maximum.
 fn rows_of(b: &PlanBuilder<'_>, name: &str) -> Result<u64, Error> {
     let found = b.rows_in_file(name).unwrap_or(0);
     match (1..=u64::from(WIDTH_MAX)).contains(&found) {
@@ -254,11 +254,11 @@ fn rows_of(b: &PlanBuilder<'_>, name: &str) -> Result<u64, Error> {
     }
 }
 
-/// Maximum number of parts of [`Op::Columns`], and so the largest block whose rows come by
+/// Maximum number of parts of [`Op::Columns`], and so of rows of a block that are interleaved by
 /// elements.
 const BLOCK_MAX: u32 = 4;
 
-/// Side of a block in patches, of blocks whose rows come by elements.
+/// Side of a block in patches, for blocks whose rows are interleaved by elements.
 fn merge_by_element(keys: Keys<'_>, default: u32) -> Result<u32, Error> {
     const MERGE: &str = "spatial_merge_size";
     let merge = keys.count_or(MERGE, SIDE_MAX, default)?;
@@ -269,7 +269,7 @@ fn merge_by_element(keys: Keys<'_>, default: u32) -> Result<u32, Error> {
     Ok(merge)
 }
 
-/// The rows of each block as one, which has for each element those of the block's patches.
+/// Emits the rows of each block as one, interleaved: for each element the values of all patches.
 fn by_element(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     let (m, width) = (merged(b, tower, x), tower.width);
     let n = tower.merge * tower.merge;
@@ -284,13 +284,13 @@ fn by_element(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     out
 }
 
-/// The rows of each block.
+/// The row kind for one row per block.
 fn block(tower: &Tower) -> Rows {
     Rows::Merged(tower.merge * tower.merge)
 }
 
-/// A product of the patches with each of these matrices; the first one has a bias where the tower
-/// has one.
+/// Emits products of the patches with each of these matrices; the first one gets a bias if the
+/// tower has one.
 fn patch_products(
     b: &mut PlanBuilder<'_>,
     tower: &Tower,
@@ -313,35 +313,35 @@ fn patch_products(
     Ok(())
 }
 
-/// Queries, keys and values in the file.
+/// How queries, keys and values are stored in the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Qkv {
-    /// Rows of one matrix.
+    /// As rows of one matrix.
     Fused,
-    /// A matrix each.
+    /// As one matrix each.
     Apart,
 }
 
-/// Attention of all patches over all, or over those of their part.
+/// Attention of a tower's layer, over all patches or within parts.
 #[derive(Clone, Copy)]
 struct Attention {
     heads: HeadShape,
     qkv: Qkv,
     bias: Presence,
     rope: Option<u8>,
-    /// Over those of their part.
+    /// Whether patches only attend within their part.
     parts: bool,
 }
 
 impl Attention {
-    /// Emits that of layer `i` on the normed rows `n`, added to `x`.
+    /// Emits the attention of layer `i` on the normed rows `n`, added to `x`.
     fn emit(&self, b: &mut PlanBuilder<'_>, i: u32, (n, x): (Buf, Buf)) -> Result<(), Error> {
         let inputs = self.inputs(b, i, n)?;
         let p = self.attended(b, i, inputs)?;
         b.residual(x, p, None, 1.0)
     }
 
-    /// Queries, keys and values of layer `i` of the normed rows `n`.
+    /// Emits queries, keys and values of layer `i` for the normed rows `n`.
     fn inputs(&self, b: &mut PlanBuilder<'_>, i: u32, n: Buf) -> Result<[Buf; 3], Error> {
         let name = |part: &str| format!("v.blk.{i}.{part}");
         let width = b.n_embd;
@@ -360,7 +360,7 @@ impl Attention {
         Ok(bufs)
     }
 
-    /// What attention of layer `i` gives of these.
+    /// Emits the attention of layer `i` over these queries, keys and values.
     fn attended(&self, b: &mut PlanBuilder<'_>, i: u32, [q, k, v]: [Buf; 3]) -> Result<Buf, Error> {
         let (width, heads) = (b.n_embd, self.heads);
         let layer = match self.parts {
@@ -418,7 +418,7 @@ impl Attention {
     }
 }
 
-/// `x += W2 act(W1 n)`, with the names of both products in the file.
+/// Emits `x += W2 act(W1 n)`, with the names of both matrices in the file.
 fn feed_forward(
     b: &mut PlanBuilder<'_>,
     names: [&str; 2],
@@ -430,7 +430,7 @@ fn feed_forward(
     b.residual(x, p, None, 1.0)
 }
 
-/// `W2 act(W1 n)`.
+/// Emits `W2 act(W1 n)`, and returns its buffer.
 fn fed_forward(
     b: &mut PlanBuilder<'_>,
     [up, down]: [&str; 2],
@@ -444,7 +444,7 @@ fn fed_forward(
     b.product(down, u, Presence::Required, p)
 }
 
-/// `x += W2 (act(Wg n) * Wu n)`.
+/// Emits `x += W2 (act(Wg n) * Wu n)`.
 fn gated(
     b: &mut PlanBuilder<'_>,
     i: u32,
@@ -465,7 +465,7 @@ fn gated(
     b.residual(x, p, None, 1.0)
 }
 
-/// The rows of each block as one.
+/// Emits the rows of each block concatenated to one.
 fn merged(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     let n = u64::from(tower.merge * tower.merge);
     let out = b.buf_rows("m", n * b.n_embd, block(tower));
@@ -473,7 +473,7 @@ fn merged(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     out
 }
 
-/// The mean of each block's rows.
+/// Emits the mean of each block's rows.
 fn block_means(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     let (m, n) = (merged(b, tower, x), tower.merge * tower.merge);
     let width = tower.width;
@@ -492,7 +492,7 @@ fn block_means(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Buf {
     mean
 }
 
-/// The rows of all outputs side by side, and the head that gathers them.
+/// Emits the outputs side by side, and the head that gathers the rows.
 fn end(b: &mut PlanBuilder<'_>, tower: &Tower, outs: &[Buf]) {
     let parts: Vec<ColumnPart> = outs
         .iter()

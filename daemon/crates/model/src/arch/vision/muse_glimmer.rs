@@ -31,14 +31,13 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Side of a block in patches where the file does not say.
+/// Default side of a block in patches.
 const MERGE: u32 = 2;
-/// Maximum number of tokens of an image, as the authors' processor has them, where the file does
-/// not say how many pixels it may have.
+/// Default maximum number of tokens of an image, that of the authors' processor.
 const TOKENS: u32 = 4096;
 /// Period of layers, the last of which attends to the whole image.
 const PATTERN: u32 = 4;
-/// Base of the rotations by columns and rows.
+/// Base of the 2D RoPE over columns and rows.
 const FREQ_BASE: f64 = 10_000.0;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -137,7 +136,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     Ok(table)
 }
 
-/// The tower's rows of the blocks', a segment for each matrix.
+/// Emits the tower's output rows from the blocks' rows, with a segment for each matrix.
 fn projection(b: &mut PlanBuilder<'_>, tower: &Tower, blocks: Buf) -> Result<Buf, Error> {
     let rows = super::block(tower);
     let mut x = blocks;

@@ -33,11 +33,11 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Base of the rotations by rows and columns.
+/// Base of the 2D RoPE over rows and columns.
 const FREQ_BASE: f64 = 10_000.0;
-/// The product that makes one row of a block's.
+/// Matrix that merges a block's patches to one row.
 const MERGER: &str = "mm.patch_merger.weight";
-/// The embedding of the token behind a row, which the text model has, too.
+/// Embedding of the token after each row of an image.
 const ROW_END: &str = "v.token_embd.img_break";
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -138,7 +138,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     Ok(None)
 }
 
-/// A row for each block.
+/// Emits one row for each block.
 fn merged(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<Buf, Error> {
     b.cut("mm.patch_merger".to_owned(), &[]);
     let n = b.norm(x, "mm.input_norm.weight", "n")?;

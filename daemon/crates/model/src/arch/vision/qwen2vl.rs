@@ -32,16 +32,16 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Fewest and most tokens of an image where the file does not say how many pixels it may have: the
-/// fewest of the authors' processor, and a quarter of its most.
+/// Default minimum and maximum number of tokens of an image: the minimum of the authors' processor,
+/// and a quarter of its maximum.
 const TOKENS: [u64; 2] = [4, 4096];
 /// Key of the period of layers, the last of which attends to the whole image.
 const PATTERN: &str = "n_wa_pattern";
-/// Side of a window in pixels where the file does not say: that of all published sizes.
+/// Default side of a window in pixels, which all published sizes have.
 const WINDOW: u32 = 112;
-/// Maximum number of pixels of it.
+/// Maximum side of a window in pixels.
 const WINDOW_MAX: u32 = 1 << 16;
-/// Base of the rotations by rows and columns.
+/// Base of the 2D RoPE over rows and columns.
 const FREQ_BASE: f64 = 10_000.0;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {

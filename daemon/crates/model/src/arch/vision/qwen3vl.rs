@@ -33,9 +33,9 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// Fewest and most tokens of an image where the file does not say how many pixels it may have.
+/// Default minimum and maximum number of tokens of an image.
 const TOKENS: [u64; 2] = [8, 4096];
-/// Base of the rotations by rows and columns.
+/// Base of the 2D RoPE over rows and columns.
 const FREQ_BASE: f64 = 10_000.0;
 
 fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
@@ -75,8 +75,8 @@ fn read(keys: Keys<'_>) -> Result<(Tower, Hparams), Error> {
     Ok((tower, common.hparams()))
 }
 
-/// Fewest and most pixels of an image: those of the keys, or of so many tokens; and whether one
-/// that is narrower than a token is enlarged.
+/// Minimum and maximum number of pixels of an image: by the file's keys, else for `usual` tokens;
+/// `enlarges` says whether an image narrower than a token is enlarged.
 pub(super) fn pixels(
     keys: Keys<'_>,
     tower: &Tower,
@@ -153,7 +153,7 @@ fn build(b: &mut PlanBuilder<'_>, tower: &Tower, h: &Hparams) -> Result<Option<T
     Ok(table)
 }
 
-/// The patches' product with both frames' matrices, and their positions.
+/// Emits the patches' product with both frames' matrices, plus positions.
 fn patches(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<(), Error> {
     let positions = b.given("positions", b.n_embd, InputRows::GridPositions);
     let frame = b.buf("frame", b.n_embd);
@@ -165,7 +165,7 @@ fn patches(b: &mut PlanBuilder<'_>, tower: &Tower, x: Buf) -> Result<(), Error> 
     Ok(())
 }
 
-/// `out = W2 gelu(W1 x)`, in one segment or in two.
+/// Emits `out = W2 gelu(W1 x)`, in one segment or in two.
 pub(super) fn mlp(
     b: &mut PlanBuilder<'_>,
     x: Buf,

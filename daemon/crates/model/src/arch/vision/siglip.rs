@@ -18,8 +18,8 @@ use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::tower::Tower;
 
-/// Emits the layers, and begins the segment of the projection, which has the norm behind them. The
-/// normed rows, and the table of learned positions, where the tower has one.
+/// Emits the layers, and begins the segment of the projection with the final norm. Returns the
+/// normed rows, and the table of learned positions, if the tower has one.
 pub(super) fn layers(
     b: &mut PlanBuilder<'_>,
     tower: &Tower,
@@ -29,7 +29,7 @@ pub(super) fn layers(
     layers_of(b, tower, h, projection, (Qkv::Apart, None))
 }
 
-/// As [`layers`], with queries, keys and values so in the file, and rotated by this table.
+/// As [`layers`], with a given storage of queries, keys and values, and optional RoPE.
 pub(super) fn layers_of(
     b: &mut PlanBuilder<'_>,
     tower: &Tower,
