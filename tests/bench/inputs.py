@@ -7,7 +7,8 @@
 URL is http://HOST:PORT. `images` sends a new random PNG each time and prints the seconds to the
 first token: of one client, of the same conversation's second turn, and of the last of N clients
 that begin together. `texts` sends random token ids to /v1/embeddings and prints the seconds of one
-request with N texts, of N requests at once with a text each, and of one short text (16 tokens).
+request with N texts, of N requests at once with a text each, and of one short text (16 tokens),
+over a new connection each time and over one that is kept, as clients of OpenAI's library do.
 Medians of the rounds, after one round that does not count. Needs nothing but Python.
 """
 
@@ -43,10 +44,15 @@ def png(side, rng):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
-def post(args, path, body):
-    """Sends a request and returns the reply, whose status is 200."""
+def connect(args):
+    """A connection to the server, which is made when it is used first."""
     url = urlsplit(args.url)
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=600)
+    return http.client.HTTPConnection(url.hostname, url.port, timeout=600)
+
+
+def post(args, path, body, connection=None):
+    """Sends a request, over a new connection if none is given. The reply's status is 200."""
+    connection = connection or connect(args)
     headers = {"content-type": "application/json"}
     if args.token:
         headers["authorization"] = f"Bearer {args.token}"
@@ -137,12 +143,14 @@ def texts(args, rng):
     def ids(n):
         return [rng.randrange(args.vocabulary // 2, args.vocabulary) for _ in range(n)]
 
-    def embed(inputs):
-        reply = json.loads(post(args, "/v1/embeddings", {"model": args.model, "input": inputs}).read())
+    def embed(inputs, connection=None):
+        body = {"model": args.model, "input": inputs}
+        reply = json.loads(post(args, "/v1/embeddings", body, connection).read())
         if len(reply["data"]) != len(inputs):
             raise SystemExit(f"{len(inputs)} texts were sent, and {len(reply['data'])} came back")
 
-    whole, each, short = [], [], []
+    whole, each, short, over_one = [], [], [], []
+    kept = connect(args)
     for _ in range(args.rounds + 1):
         batch = [ids(args.tokens) for _ in range(args.texts)]
         whole.append(together([lambda: embed(batch)]))
@@ -151,11 +159,14 @@ def texts(args, rng):
     for _ in range(10 * (args.rounds + 1)):
         text = ids(SHORT_TOKENS)
         short.append(together([lambda: embed([text])]))
+        text = ids(SHORT_TOKENS)
+        over_one.append(together([lambda: embed([text], kept)]))
     rate = args.texts / statistics.median(whole[1:])
     return {
         "one_request_texts_per_s": rate,
         "requests_at_once_texts_per_s": args.texts / statistics.median(each[1:]),
         "short_text_s": statistics.median(short[10:]),
+        "short_text_kept_connection_s": statistics.median(over_one[10:]),
     }
 
 

@@ -154,17 +154,6 @@ impl Matcher {
         }
     }
 
-    /// Leaves the output free up to and with `mark`, but that it does not end before.
-    pub fn begin_after(&mut self, mark: &str) {
-        if !mark.is_empty() {
-            self.reason_first(Reasoning {
-                is_open: true,
-                closes: vec![mark.to_owned()],
-                ..Reasoning::default()
-            });
-        }
-    }
-
     /// Whether the next token's mask may forbid anything.
     pub fn restricts(&self) -> bool {
         match &self.phase {

@@ -107,12 +107,6 @@ impl Scheduler {
         self.short_of_room
     }
 
-    /// Usual time of a model's pass in microseconds, over all of its slices; 0 while unknown.
-    #[must_use]
-    pub fn usual_pass_us(&self, model: ModelId) -> u64 {
-        self.turns.usual_us(model)
-    }
-
     pub(crate) fn is_suspended(&self, model: ModelId) -> bool {
         self.under_way.get(&model).is_some_and(|u| u.suspended)
     }

@@ -109,16 +109,6 @@ impl View<'_> {
         slack_us(self.promises(except))
     }
 
-    /// The longest possible slack in microseconds: right after all promised requests of models but
-    /// `except` had their tokens.
-    #[must_use]
-    pub fn slack_most_us(&self, except: ModelId) -> Option<u64> {
-        slack_us(self.promises(except).map(|p| Promise {
-            due_us: p.gap_us,
-            ..p
-        }))
-    }
-
     fn promises(&self, except: ModelId) -> impl Iterator<Item = Promise> {
         let others = self
             .models

@@ -9,7 +9,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Budget, Decoding, FinishReason, GenerateRequest, SamplingParams};
-use rocmforge_grammar::{Grammar, Matcher};
+use rocmforge_grammar::{Grammar, Matcher, Reasoning};
 use serde_json::{Value, json};
 
 const LLAMA: &str = "tiny-llama-Q4_K_M.gguf";
@@ -150,7 +150,11 @@ async fn what_comes_before_the_mark_is_free() {
     let mark = story.split_whitespace().nth(6).unwrap();
     let schema = Grammar::JsonSchema(json!({"type": "integer", "minimum": 5, "maximum": 7}));
     let mut matcher = matcher(&model, &schema);
-    matcher.begin_after(mark);
+    matcher.reason_first(Reasoning {
+        is_open: true,
+        closes: vec![mark.to_owned()],
+        ..Reasoning::default()
+    });
     let request = GenerateRequest {
         decoding: Decoding {
             grammar: Some(Box::new(matcher)),
