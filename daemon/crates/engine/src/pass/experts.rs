@@ -137,7 +137,7 @@ impl Run<'_, '_> {
                 return Err(error);
             }
             memory.collect();
-            let suspends = self.suspends && self.is_worth_a_stop(memory, &left.pending);
+            let suspends = self.suspends && self.is_worth_a_stop(memory, &left.pending)?;
             if suspends && may_stop && self.would_wait(memory, &mut left)? {
                 self.experts = Some(left);
                 return Ok(StepEnd::Waits);
@@ -195,19 +195,43 @@ impl Run<'_, '_> {
     }
 
     /// Whether other models' passes may run until absent experts have arrived. A link uploads a few
-    /// experts faster than passes can be switched; the CPU's threads take longer.
-    fn is_worth_a_stop(&self, memory: &mut Memory, pending: &[u32]) -> bool {
+    /// experts faster than passes can be switched, if their pages are at hand; the CPU's threads
+    /// take longer.
+    fn is_worth_a_stop(&self, memory: &mut Memory, pending: &[u32]) -> Result<bool, Error> {
         let store = &mut memory.store;
         if !store.records {
-            return true;
+            return Ok(true);
         }
         let Some(pace) = store.device.pace(self.pass.n_tokens) else {
-            return pending.len() >= UPLOADS_MANY;
+            return Ok(pending.len() >= UPLOADS_MANY);
         };
         let absent = pending.iter().map(|&s| id(self.pass, s));
         let absent = absent.filter(|&s| !store.cache.holds(s) || store.is_under_way(s));
         let bytes: u64 = absent.map(|s| store.segment_bytes(s)).sum();
-        bytes as f64 / pace.upload_bytes_per_s >= STOP_SECONDS
+        if bytes as f64 / pace.upload_bytes_per_s >= STOP_SECONDS {
+            return Ok(true);
+        }
+        begin(memory, self.pass, pending)?;
+        Ok(!self.come_at_once(memory, pending))
+    }
+
+    /// Whether the device has been given all of these uploads within [`STOP_SECONDS`]. What is read
+    /// for the first time, or registered, takes longer: 30 to 70 ms were seen of a few experts.
+    fn come_at_once(&self, memory: &Memory, segments: &[u32]) -> bool {
+        let store = &memory.store;
+        let begun = store.clock.now();
+        loop {
+            let mut at_once = segments
+                .iter()
+                .map(|&s| store.comes_at_once(id(self.pass, s)));
+            if at_once.all(|at_once| at_once) {
+                return true;
+            }
+            if (store.clock.now() - begun).as_secs_f64() >= STOP_SECONDS {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Starts the next uploads, so many that the link has work until the pass goes on. Returns

@@ -54,8 +54,9 @@ impl Memory {
     }
 
     /// Gives up what is above the limit, the oldest first. The end of a long prompt brings
-    /// gigabytes above it, and what leaves the device is copied, so while nothing else wants the
-    /// room, a turn of the loop gives up [`Memory::trim_left`] at most, and what is to be written
+    /// gigabytes above it, and what leaves the device is copied. So beyond the `more` bytes that
+    /// are about to be reserved, and while nothing else wants the room, a turn of the loop gives
+    /// up [`Memory::trim_left`] at most, and what is to be written
     /// to disk, or its place in the host's memory is being pinned, stays until that is done.
     pub(crate) fn trim_prefixes(&mut self, more: u64) {
         if self.prefixes.kept_bytes() == 0 {
@@ -63,9 +64,12 @@ impl Memory {
         }
         let limit = self.prefix_limit(more);
         let unwanted = self.unwanted_bytes();
+        let first = self.prefixes.kept_bytes();
         while self.prefixes.kept_bytes() > limit {
             let kept = self.prefixes.kept_bytes();
-            let may_stay = kept.saturating_add(more) <= unwanted;
+            // Otherwise weights that nobody wants now would go for what is reserved.
+            let makes_room = first - kept < more;
+            let may_stay = !makes_room && kept.saturating_add(more) <= unwanted;
             let oldest = self.prefixes.oldest().filter(|_| may_stay);
             let stays = may_stay && self.trim_left == 0
                 || oldest.is_some_and(|node| self.waits_to_be_written(node));
