@@ -249,6 +249,9 @@ fn instead_of_calls(
 }
 
 /// Rejects tools for a model whose calls would not be recognized.
+///
+/// # Errors
+/// UNIMPLEMENTED with the field.
 pub fn check_model(tools: &Tools, model: &ChatModel<'_>) -> Result<(), Failure> {
     let knows = || model.template_source().is_some_and(forms::reads);
     if tools.described.is_empty() || knows() {

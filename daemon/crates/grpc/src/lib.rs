@@ -57,8 +57,9 @@ const STREAM_WINDOW_BYTES: u32 = 128 << 10;
 const CANCELLED_AT_ONCE_MAX: usize = 4 * STREAMS_PER_CONNECTION_MAX as usize;
 /// Maximum bytes of headers of one call.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
-/// Interval of pings on a silent connection. A client that does not reply in time is dropped.
+/// Interval of pings on a silent connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum wait for the reply to a ping: a client that was stopped or hangs is dropped after both.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Path of the socket if none is configured: the one that clients try first.

@@ -131,7 +131,8 @@ fn schema(schema: Option<Value>) -> Option<Format> {
     Some(Format::new(Grammar::JsonSchema(schema), "json_schema"))
 }
 
-/// A grammar in GBNF, or in Lark if its first line or its rules show that.
+/// A grammar in GBNF, or in Lark if it begins with [`LARK_MARK`], as for llama-server, or if the
+/// field is not llama-server's `grammar` and the text has no [`GBNF_MARK`].
 fn grammar(grammar: Option<&Value>, field: &'static str) -> Result<Option<Format>, Failure> {
     let text = match grammar {
         None | Some(Value::Null) => return Ok(None),

@@ -49,7 +49,8 @@ fn add_gaps(ended: &Ended, to: &mut Value) {
     }
 }
 
-/// Adds promised gaps to `timings`, if a gap was promised.
+/// Adds promised gaps to `timings`, if a gap was promised: clients of dialects without such fields
+/// get none.
 pub(super) fn add_promised_gaps(ended: &Ended, to: &mut Value) {
     if ended.summary.promised_gap.is_some() {
         add_gaps(ended, to);

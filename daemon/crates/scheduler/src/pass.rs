@@ -92,7 +92,8 @@ impl Scheduler {
         plan
     }
 
-    /// Plans a pass of a model that fits beside the suspended ones; `None` if none does.
+    /// Plans a pass of `model` that fits beside the suspended ones. `None` if it has no rows, if
+    /// too many passes are suspended, or if its memory does not fit.
     fn plan_beside(&self, model: &ModelView, view: &View<'_>) -> Option<PassPlan> {
         let suspended = self.suspended();
         let has_rows = |plan: &PassPlan| !plan.spans.is_empty();

@@ -102,7 +102,8 @@ fn keep_theirs(more: Share, others: &[Share], piece_us: u64) -> bool {
 /// This is the response time of tasks with deadlines that cannot be stopped, in which each pass may
 /// come as often as its gap says.
 ///
-/// # Errors The gap cannot be held; says which one could.
+/// # Errors
+/// The gap cannot be held; says which one could.
 pub fn least_gap(asked: Share, others: &[Share], piece_us: u64) -> Result<(), CannotHold> {
     let cannot = |least_us, why| Err(CannotHold { least_us, why });
     let with = |gap_us| keep_theirs(Share { gap_us, ..asked }, others, piece_us);

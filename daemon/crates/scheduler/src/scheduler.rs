@@ -61,9 +61,11 @@ impl Scheduler {
 
     /// Adds a sequence, which waits for the next [`Scheduler::admit`].
     ///
-    /// # Errors The queue is full, for all or for this client; nothing has changed.
+    /// # Errors
+    /// The queue is full, for all or for this client; nothing has changed.
     ///
-    /// # Panics The id was used before, there is no token, or there are more tokens than positions.
+    /// # Panics
+    /// The id was used before, there is no token, or there are more tokens than positions.
     pub fn arrive(&mut self, arrival: Arrival) -> Result<(), NotTaken> {
         let least = match arrival.kind {
             Kind::Score => 2,
@@ -120,7 +122,8 @@ impl Scheduler {
     /// Takes the results of a pass. A sequence of the plan without a result has not advanced;
     /// results of unknown sequences are ignored.
     ///
-    /// # Panics More rows were computed than there were.
+    /// # Panics
+    /// More rows were computed than there were.
     pub fn computed(&mut self, results: &[SpanResult]) {
         for result in results {
             let Some(s) = self.sequences.get_mut(&result.seq) else {
@@ -156,7 +159,8 @@ impl Scheduler {
     /// Records that the first `positions` positions of a just admitted sequence need not be
     /// computed, because cached ones were found.
     ///
-    /// # Panics The sequence does not run, it has computed positions already, or these are all of
+    /// # Panics
+    /// The sequence does not run, it has computed positions already, or these are all of
     /// its positions: the logits of the last one are needed.
     pub fn reused(&mut self, seq: SeqId, positions: u32) {
         let s = self.sequences.get_mut(&seq).expect("a known sequence");
@@ -180,7 +184,8 @@ impl Scheduler {
     /// order: each range is computed in one pass, without other rows of the sequence. A pass of the
     /// model must have room for them ([`ModelView::rows_max`](crate::ModelView::rows_max)).
     ///
-    /// # Panics A range is empty, or not behind the one before it and within the prompt.
+    /// # Panics
+    /// A range is empty, or not behind the one before it and within the prompt.
     pub fn keep_whole(&mut self, seq: SeqId, wholes: &[Range<u32>]) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             let mut free = 0;
@@ -280,7 +285,8 @@ impl Scheduler {
 
     /// Checks the scheduler's invariants, for tests.
     ///
-    /// # Panics An invariant does not hold.
+    /// # Panics
+    /// An invariant does not hold.
     pub fn assert_consistent(&self) {
         assert!(self.running.len() <= self.config.running_max);
         let waiting = self.queues.waiting();

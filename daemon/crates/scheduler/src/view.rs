@@ -86,7 +86,8 @@ impl std::fmt::Debug for View<'_> {
 impl View<'_> {
     /// The view of a model that has sequences.
     ///
-    /// # Panics The model is not in `models`: the engine forgot it.
+    /// # Panics
+    /// The model is not in `models`: the engine forgot it.
     pub(crate) fn model(&self, model: ModelId) -> &ModelView {
         self.models
             .iter()

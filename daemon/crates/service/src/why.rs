@@ -320,7 +320,8 @@ impl Service {
         }
     }
 
-    /// Whether a viewer may see a request of the client with this number.
+    /// Whether a viewer may see a request of the client with this number: lengths and rates of
+    /// others' texts are private to them.
     pub fn is_seen_by(&self, viewer: &Viewer, number: u64) -> bool {
         viewer.is_admin || number == viewer.peer.client()
     }

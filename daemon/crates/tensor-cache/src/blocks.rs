@@ -13,7 +13,8 @@ impl Cache {
     /// Reserves a block (memory that is not weights) in the ledger, evicting weights for it. A
     /// block is never evicted, and only [`Cache::gather`] moves it.
     ///
-    /// # Errors `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom`
+    /// # Errors
+    /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom`
     /// and `NeverFits` as in `acquire`.
     pub fn reserve(
         &mut self,
@@ -83,7 +84,8 @@ impl Cache {
 
     /// The slab of a block, valid until it is freed or moved by [`Cache::gather`].
     ///
-    /// # Panics The block was freed.
+    /// # Panics
+    /// The block was freed.
     pub fn block(&self, block: BlockId) -> Slab {
         self.blocks
             .get(&block)
@@ -93,7 +95,8 @@ impl Cache {
 
     /// Frees a block.
     ///
-    /// # Panics The block was freed before.
+    /// # Panics
+    /// The block was freed before.
     pub fn free(&mut self, block: BlockId) {
         let Block { kind, owner, slab } =
             self.blocks.remove(&block).expect("a block is freed once");

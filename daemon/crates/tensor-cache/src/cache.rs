@@ -112,7 +112,8 @@ impl Cache {
 
     /// Registers a model and its segments. Uploads and evicts nothing.
     ///
-    /// # Errors `AlreadyRegistered`; `OutOfRange` for an empty list, an empty segment or too many;
+    /// # Errors
+    /// `AlreadyRegistered`; `OutOfRange` for an empty list, an empty segment or too many;
     /// `NeverFits` if a segment is larger than the budget.
     pub fn register(&mut self, model: ModelId, segments: &[SegmentSpec]) -> Result<(), Error> {
         if self.models.contains_key(&model) {
@@ -190,7 +191,8 @@ impl Cache {
 
     /// Unregisters a model, and evicts its resident segments.
     ///
-    /// # Errors `UnknownModel`; `Busy` while a segment is in use or in flight, or a block is owned
+    /// # Errors
+    /// `UnknownModel`; `Busy` while a segment is in use or in flight, or a block is owned
     /// by it; `Pinned` while a segment is pinned.
     pub fn unregister(&mut self, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Error> {
         let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
@@ -235,7 +237,8 @@ impl Cache {
     /// Marks a segment as in use, and moves the current pass past it. If it is absent, room is made
     /// and an upload begins; the caller waits for it (`uploaded`) before the bytes are read.
     ///
-    /// # Errors `UnknownModel`, `UnknownSegment`; `NoRoom` if segments in the way are in use or in
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`; `NoRoom` if segments in the way are in use or in
     /// flight now (retry after a release or an upload); `NeverFits` if no release would help.
     pub fn acquire(
         &mut self,
@@ -313,7 +316,8 @@ impl Cache {
 
     /// Releases a segment. It stays resident until something else needs the memory.
     ///
-    /// # Panics The segment is not in use: the caller lost count.
+    /// # Panics
+    /// The segment is not in use: the caller lost count.
     pub fn release(&mut self, segment: SegmentId) {
         self.change_wants(segment, |found| {
             found.refs = found.refs.checked_sub(1).expect("release without acquire");
@@ -373,7 +377,8 @@ impl Cache {
 
     /// Records that the upload of a segment is complete.
     ///
-    /// # Panics No upload of the segment was in flight.
+    /// # Panics
+    /// No upload of the segment was in flight.
     pub fn uploaded(&mut self, segment: SegmentId) {
         let state = self.segment(segment).map(|found| found.state);
         let Ok(SegmentState::InFlight(slab)) = state else {
@@ -385,7 +390,8 @@ impl Cache {
     /// Records that the upload of a segment failed: its slab is freed. Whoever holds the segment
     /// must still release it, and may acquire it again.
     ///
-    /// # Panics No upload of the segment was in flight.
+    /// # Panics
+    /// No upload of the segment was in flight.
     pub fn upload_failed(&mut self, segment: SegmentId) {
         let slab = match self.segment(segment).map(|found| found.state) {
             Ok(SegmentState::InFlight(slab)) => slab,
@@ -400,7 +406,8 @@ impl Cache {
     /// Records that a pass of a model begins at its first segment. A pass still under way counts as
     /// ended.
     ///
-    /// # Errors `UnknownModel`.
+    /// # Errors
+    /// `UnknownModel`.
     pub fn pass_begin(&mut self, model: ModelId, hint: PassHint) -> Result<(), Error> {
         let state = self
             .models

@@ -34,7 +34,8 @@ impl Cache {
     /// Evicts every segment that may be evicted, of one model or of all. Blocks stay, and so do
     /// slabs that a model borrows from one that is not chosen.
     ///
-    /// # Errors `UnknownModel`.
+    /// # Errors
+    /// `UnknownModel`.
     pub fn clear(
         &mut self,
         model: Option<ModelId>,
@@ -94,7 +95,8 @@ impl Cache {
     /// segments that share its slab. Returns `false` and does nothing while one of them is in use;
     /// a segment that is not resident needs no eviction.
     ///
-    /// # Panics The segment does not exist.
+    /// # Panics
+    /// The segment does not exist.
     pub fn evict_corrupt(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let segment = self.holder(segment);
         let found = self

@@ -176,7 +176,8 @@ impl Cache {
     /// Counts a use of an absent segment that is not uploaded, because its work was done on the
     /// CPU. The current pass moves past it, as with `acquire`.
     ///
-    /// # Errors `UnknownModel`, `UnknownSegment`.
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`.
     pub fn done_without(&mut self, segment: SegmentId) -> Result<(), crate::Error> {
         let bytes = self.segment(segment)?.bytes;
         self.count(segment.model, |counters| {

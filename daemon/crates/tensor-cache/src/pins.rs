@@ -6,7 +6,8 @@ impl Cache {
     /// Pins a segment, which is not evicted once it is resident. Uploads nothing. A second pin has
     /// no effect.
     ///
-    /// # Errors `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not
     /// pinned would no longer fit beside all that are: nothing else could run.
     pub fn pin(&mut self, segment: SegmentId) -> Result<(), Error> {
         self.segment(segment)?;
@@ -36,7 +37,8 @@ impl Cache {
 
     /// Unpins a segment, so that it may be evicted again. No effect if it was not pinned.
     ///
-    /// # Errors `UnknownModel`, `UnknownSegment`.
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`.
     pub fn unpin(&mut self, segment: SegmentId) -> Result<(), Error> {
         self.segment(segment)?;
         self.change_wants(segment, |found| found.pinned = false);

@@ -36,7 +36,8 @@ impl Cache {
     /// now: the group of `segment` is in use or in flight, or it is resident and `with` is not; or
     /// the two differ in size, a model has segments in both groups, or they are experts.
     ///
-    /// # Errors `UnknownModel`, `UnknownSegment`.
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`.
     pub fn share(
         &mut self,
         segment: SegmentId,
@@ -214,7 +215,8 @@ impl Cache {
 
     /// Checks that roles, states and counts of groups agree.
     ///
-    /// # Panics They do not agree.
+    /// # Panics
+    /// They do not agree.
     pub(crate) fn assert_sharing(&self) {
         let mut borrowers = 0;
         for (&holder, list) in &self.sharing.borrowers {

@@ -205,7 +205,8 @@ impl Cache {
 
     /// Checks every invariant from the ground up, O(everything): for tests.
     ///
-    /// # Panics An invariant does not hold.
+    /// # Panics
+    /// An invariant does not hold.
     pub fn assert_consistent(&self) {
         self.arena.assert_consistent();
         assert_eq!(

@@ -45,7 +45,8 @@ pub(crate) struct Opened {
 
 /// Opens the device that the configuration asks for.
 ///
-/// # Errors [`Error::NoDevice`] says what was looked for and what to do; [`Error::DeviceLost`].
+/// # Errors
+/// [`Error::NoDevice`] says what was looked for and what to do; [`Error::DeviceLost`].
 pub(crate) fn open(config: &EngineConfig, steps: &Steps) -> Result<Opened, Error> {
     let mut opened = Attempts {
         config,
@@ -94,7 +95,8 @@ impl Attempts<'_> {
 
     /// Opens the best GPU that can be used; `None` if there is none.
     ///
-    /// # Errors [`Error::DeviceLost`].
+    /// # Errors
+    /// [`Error::DeviceLost`].
     fn best_gpu(&mut self) -> Result<Option<DeviceOfCard>, Error> {
         for vendor in [Vendor::Hip, Vendor::Cuda] {
             let images = usual_images(vendor);

@@ -21,7 +21,8 @@ impl Engine {
     /// Gives the device's memory back at a client's command; preloads under way end. With `host`,
     /// or if so configured, host memory is given back as well.
     ///
-    /// # Errors [`Refusal::InUse`] while requests run or wait; the device is lost.
+    /// # Errors
+    /// [`Refusal::InUse`] while requests run or wait; the device is lost.
     pub(crate) fn release_asked(&mut self, host: bool) -> Result<Released, Error> {
         let requests = self.requests.all().count() + self.requests.images.waiting(|_| true);
         if requests > 0 {
@@ -127,7 +128,8 @@ impl Engine {
 
     /// Opens the device if it is closed. Returns whether it was closed.
     ///
-    /// # Errors [`Error::Unavailable`]: it is still closed, and the next request tries again; the
+    /// # Errors
+    /// [`Error::Unavailable`]: it is still closed, and the next request tries again; the
     /// device is lost.
     pub(crate) fn open_device(&mut self) -> Result<bool, Error> {
         let began = self.now();
@@ -226,7 +228,8 @@ impl Engine {
     /// Takes released device memory again if a command needs it: as much as is free, if other
     /// processes have taken some of it.
     ///
-    /// # Errors As [`Engine::open_device`].
+    /// # Errors
+    /// As [`Engine::open_device`].
     pub(crate) fn wake_for(&mut self, command: &Command) -> Result<(), Error> {
         let wakes = match command {
             Command::Generate { .. } | Command::Score { .. } | Command::Embed { .. } => {

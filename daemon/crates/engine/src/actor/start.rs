@@ -55,7 +55,8 @@ impl EngineThread {
     /// Waits for the engine to end; for ever if its device hangs, which [`EngineHandle::lost`]
     /// reports.
     ///
-    /// # Errors Why the engine ended, if it was not asked to.
+    /// # Errors
+    /// Why the engine ended, if it was not asked to.
     pub fn join(self) -> Result<(), Error> {
         self.thread
             .join()
@@ -65,7 +66,8 @@ impl EngineThread {
 
 /// Starts the engine on a thread of its own.
 ///
-/// # Errors The device or the budget cannot be used.
+/// # Errors
+/// The device or the budget cannot be used.
 pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
     open::watched(config.watchdog, move |steps| {
         let opened = open::open(&config, steps)?;
@@ -75,7 +77,8 @@ pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error
 
 /// Starts the engine on a given device, which is the GPU `card`, or the CPU for `None`.
 ///
-/// # Errors The budget cannot be used.
+/// # Errors
+/// The budget cannot be used.
 pub fn start_on(
     device: Box<dyn Device>,
     card: Option<Card>,

@@ -118,7 +118,8 @@ impl Engine {
     /// Adapts the budget to the size configured for yielding and to what work needs: downwards at
     /// the beginning (`shrinks`) and while there is no work, else only upwards.
     ///
-    /// # Errors The budget cannot be changed.
+    /// # Errors
+    /// The budget cannot be changed.
     fn fit_yielded(&mut self, shrinks: bool) -> Result<(), crate::api::error::Error> {
         let yielding = self.guards.others.as_ref();
         let yielding = yielding.and_then(|(_, guard)| Some((guard.to(), guard.before()?)));
@@ -153,7 +154,8 @@ impl Engine {
     /// Raises the budget to `wanted` bytes, and at least by one [`GROWN_PART`]th: a budget that
     /// grew with each KV page of a request would end the passes under way each time.
     ///
-    /// # Errors The budget cannot be changed.
+    /// # Errors
+    /// The budget cannot be changed.
     fn grow_while_yielding(
         &mut self,
         wanted: u64,

@@ -24,7 +24,8 @@ impl EngineHandle {
     /// pinned, not preloaded, and is no model's draft model. Returns the last pointer to it;
     /// dropping it unmaps the file, which a blocking thread should do. `None` if the model stays.
     ///
-    /// # Errors [`Error::UnknownModel`], or the command could not be sent.
+    /// # Errors
+    /// [`Error::UnknownModel`], or the command could not be sent.
     pub async fn close(&self, name: &str) -> Result<Option<Arc<LoadedModel>>, Error> {
         self.close_only(name, None).await
     }
@@ -32,7 +33,8 @@ impl EngineHandle {
     /// As [`EngineHandle::close`], but if `only` is given, another model that has taken its name
     /// since stays loaded.
     ///
-    /// # Errors As [`EngineHandle::close`].
+    /// # Errors
+    /// As [`EngineHandle::close`].
     pub async fn close_only(
         &self,
         name: &str,

@@ -71,7 +71,8 @@ impl EngineHandle {
 
     /// The loaded model of this name.
     ///
-    /// # Errors [`Error::UnknownModel`] with the names that exist.
+    /// # Errors
+    /// [`Error::UnknownModel`] with the names that exist.
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Error> {
         let snapshot = self.snapshot();
         match snapshot.models.iter().find(|m| m.model.name() == name) {
@@ -89,7 +90,8 @@ impl EngineHandle {
 
     /// Registers a prepared model; see [`Command::Load`].
     ///
-    /// # Errors [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the
+    /// # Errors
+    /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the
     /// budget, or the command could not be sent.
     pub async fn load(&self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
         Ok(self.register(prepared).await?.model)
@@ -111,7 +113,8 @@ impl EngineHandle {
 
     /// Forgets a model and returns the bytes freed; see [`Command::Unload`].
     ///
-    /// # Errors [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, or the
+    /// # Errors
+    /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, or the
     /// command could not be sent.
     pub async fn unload(&self, name: &str, force: bool) -> Result<Unloaded, Error> {
         let (reply, answer) = oneshot::channel();
@@ -126,7 +129,8 @@ impl EngineHandle {
     /// Starts a generation. Dropping the returned events cancels the generation, after the pass
     /// under way at the latest.
     ///
-    /// # Errors The command could not be sent; every other error arrives as
+    /// # Errors
+    /// The command could not be sent; every other error arrives as
     /// [`GenerateEvent::Failed`].
     pub fn generate(&self, request: GenerateRequest) -> Result<Events<GenerateEvent>, Error> {
         self.generate_with_images(request, Vec::new())
@@ -174,7 +178,8 @@ impl EngineHandle {
     /// in the place of embeddings and, side by side with them, those for the first layers. Dropping
     /// the future cancels it.
     ///
-    /// # Errors [`Error::InvalidArgument`] for a model without a tower or an image that does not
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a model without a tower or an image that does not
     /// fit it, any error of a pass, or the command could not be sent.
     pub async fn read_image(
         &self,
@@ -233,7 +238,8 @@ impl EngineHandle {
 
     /// Pins or unpins segments and returns the model's pinned bytes.
     ///
-    /// # Errors [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of range,
+    /// # Errors
+    /// [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of range,
     /// [`Error::Precondition`] if the pinned segments would leave no room to run, or the command
     /// could not be sent.
     pub async fn pin(
@@ -254,7 +260,8 @@ impl EngineHandle {
 
     /// Evicts what is neither pinned nor in use, of one model or of all.
     ///
-    /// # Errors [`Error::UnknownModel`], or the command could not be sent.
+    /// # Errors
+    /// [`Error::UnknownModel`], or the command could not be sent.
     pub async fn clear(&self, name: Option<&str>) -> Result<Cleared, Error> {
         self.clear_also(name, false).await
     }
@@ -262,7 +269,8 @@ impl EngineHandle {
     /// Evicts what is neither pinned nor in use, of one model or of all, and deletes its KV cache
     /// on disk in the background.
     ///
-    /// # Errors [`Error::UnknownModel`], or the command could not be sent.
+    /// # Errors
+    /// [`Error::UnknownModel`], or the command could not be sent.
     pub async fn clear_with_disk(&self, name: Option<&str>) -> Result<Cleared, Error> {
         self.clear_also(name, true).await
     }
@@ -279,7 +287,8 @@ impl EngineHandle {
 
     /// Changes the budget of device memory.
     ///
-    /// # Errors [`Error::InvalidArgument`] if it is out of range, or the command could not be sent.
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is out of range, or the command could not be sent.
     pub async fn set_budget(&self, budget: Budget) -> Result<BudgetChange, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetBudget { budget, reply })?;

@@ -161,7 +161,8 @@ fn check_image(image: &PreparedImage, tower: &Tower) -> Result<(), String> {
 
 /// Checks the images of a prompt of `n_prompt` tokens.
 ///
-/// # Errors [`Error::InvalidArgument`] says which image is wrong, and what is wrong with it.
+/// # Errors
+/// [`Error::InvalidArgument`] says which image is wrong, and what is wrong with it.
 pub(crate) fn check(images: &[ImageSpan], n_prompt: usize, tower: &Tower) -> Result<(), Error> {
     let bad = |i: usize, message: String| Error::InvalidArgument {
         field: "images",

@@ -35,7 +35,8 @@ pub struct Released {
 impl EngineHandle {
     /// Gives the device's memory back until the next request; with `host`, host memory as well.
     ///
-    /// # Errors [`Error::Precondition`] while requests run or wait, or the command could not be
+    /// # Errors
+    /// [`Error::Precondition`] while requests run or wait, or the command could not be
     /// sent.
     pub async fn release(&self, host: bool) -> Result<Released, Error> {
         let (reply, answer) = oneshot::channel();

@@ -200,7 +200,8 @@ pub(crate) struct KvDisk {
 impl KvDisk {
     /// Opens the store in the configured directory, for KV pages that the device `device` computes.
     ///
-    /// # Errors [`Refusal::Setting`] if the directory cannot be used.
+    /// # Errors
+    /// [`Refusal::Setting`] if the directory cannot be used.
     pub(crate) fn open(
         wanted: &KvDiskConfig,
         device: String,

@@ -119,7 +119,8 @@ pub(crate) fn meant(budget: Budget, in_stead: bool) -> Budget {
 /// Allocates memory for a budget of `wanted` bytes; if another process holds a part of it, what is
 /// available, unless that is next to nothing. Returns the allocated bytes.
 ///
-/// # Errors [`Error::NoDevice`], [`Error::DeviceLost`].
+/// # Errors
+/// [`Error::NoDevice`], [`Error::DeviceLost`].
 pub(crate) fn take(device: &mut dyn Device, wanted: u64, steps: &Steps) -> Result<u64, Error> {
     let mut budget = wanted;
     begin_taking(steps, budget);

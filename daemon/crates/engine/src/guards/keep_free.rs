@@ -87,7 +87,8 @@ pub(crate) enum Change {
 impl KeepFree {
     /// The guard for a device with `memory` bytes.
     ///
-    /// # Errors [`Error::InvalidArgument`] if `kept` is all of the memory or more.
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `kept` is all of the memory or more.
     pub(crate) fn new(kept: Option<Budget>, memory: u64, now: Instant) -> Result<Self, Error> {
         let bytes = match kept {
             None => 0,
@@ -184,8 +185,8 @@ impl KeepFree {
         self.refusals = 0;
     }
 
-    /// Records that the driver refused memory for a larger budget. Returns whether it did not
-    /// refuse the last time.
+    /// Records that the driver refused memory for a larger budget. Returns whether that is
+    /// the first refusal since the budget last changed or was set.
     pub(crate) fn was_refused(&mut self, now: Instant) -> bool {
         let pause = (CALM * (1 << self.refusals)).min(PAUSE_MAX);
         self.pause_until = Some(now + pause);

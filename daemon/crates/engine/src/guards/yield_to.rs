@@ -124,7 +124,8 @@ pub(crate) struct YieldGuard {
 impl YieldGuard {
     /// The guard for a device with `memory` bytes.
     ///
-    /// # Errors [`Error::InvalidArgument`] for a budget that is not below the memory.
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a budget that is not below the memory.
     pub(crate) fn new(config: &YieldTo, memory: u64) -> Result<Self, Error> {
         let to = match config.to {
             Budget::Bytes(bytes) => bytes,

@@ -122,7 +122,8 @@ impl LoadedAdapters {
 
     /// Sets the default scales, for requests that do not set theirs.
     ///
-    /// # Errors [`Error::InvalidArgument`] for a number of scales other than that of adapters, or
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a number of scales other than that of adapters, or
     /// an invalid scale.
     pub fn set_defaults(&self, scales: &[f32]) -> Result<(), Error> {
         self.check(scales)?;
@@ -136,7 +137,8 @@ impl LoadedAdapters {
 
     /// The adapters at these scales, one scale for each adapter; `None` where all are 0.
     ///
-    /// # Errors As [`LoadedAdapters::set_defaults`].
+    /// # Errors
+    /// As [`LoadedAdapters::set_defaults`].
     pub fn at(&self, scales: &[f32]) -> Result<Option<Arc<AppliedAdapters>>, Error> {
         self.check(scales)?;
         if scales.iter().all(|scale| *scale == 0.0) {
@@ -230,7 +232,8 @@ pub(crate) struct Joined {
 /// Reads adapters for the model of a file with this header, and appends their matrices to it in
 /// memory.
 ///
-/// # Errors What is wrong with one of the adapters; [`Error::InvalidArgument`] for adapters that do
+/// # Errors
+/// What is wrong with one of the adapters; [`Error::InvalidArgument`] for adapters that do
 /// not fit, names that are taken twice, and invalid scales.
 pub(crate) fn join(
     name: &str,

@@ -81,7 +81,8 @@ impl PreparedModel {
 
     /// Renders chats with the template `source` instead of the file's.
     ///
-    /// # Errors [`Error::InvalidArgument`] for a template that is too long.
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a template that is too long.
     pub fn set_template(&mut self, source: &str) -> Result<(), Error> {
         let tokenizer = &self.loaded.contents.tokenizer;
         let name = |id: Option<u32>| {
@@ -310,7 +311,8 @@ impl LoadedModel {
     /// Reads ranges of a file on a network file system into the page cache and waits for them with
     /// a limit; does nothing for local files.
     ///
-    /// # Errors [`Error::FileSilent`], [`Error::DataLoss`].
+    /// # Errors
+    /// [`Error::FileSilent`], [`Error::DataLoss`].
     pub(crate) fn bring(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), Error> {
         let Some(far) = self.far() else {
             return Ok(());
@@ -352,7 +354,8 @@ pub(crate) fn from_fault(name: &str, path: &Path, fault: Fault) -> Error {
 /// As [`prepare`], but shares the contents of a model among `others` that was made of the same
 /// file.
 ///
-/// # Errors As [`prepare`].
+/// # Errors
+/// As [`prepare`].
 pub fn prepare_among<'a>(
     name: &str,
     file: MappedFile,
@@ -394,7 +397,8 @@ pub fn prepare_among<'a>(
 /// As [`prepare`], for a model that reads images with the vision tower of `projector`, a file that
 /// is named mmproj as a rule (`general.architecture` is `clip`).
 ///
-/// # Errors As [`prepare`], of either file; [`Error::Unsupported`] for a file that is no projector,
+/// # Errors
+/// As [`prepare`], of either file; [`Error::Unsupported`] for a file that is no projector,
 /// whose kind is not implemented, or which is for another model.
 pub fn prepare_reading_images(
     name: &str,
@@ -434,7 +438,8 @@ pub fn prepare(
 
 /// As [`prepare`], for a model with a projector or adapters. Adapters are read whole.
 ///
-/// # Errors As [`prepare`] and [`prepare_reading_images`]; [`Error::InvalidArgument`] for an
+/// # Errors
+/// As [`prepare`] and [`prepare_reading_images`]; [`Error::InvalidArgument`] for an
 /// adapter that does not fit the model.
 pub fn prepare_beside(
     name: &str,

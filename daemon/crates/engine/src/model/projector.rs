@@ -8,7 +8,8 @@ use crate::api::error::{Error, from_gguf, from_model};
 /// Checks that a projector fits a model: that the model accepts the rows of the projector's tower.
 /// Reads both headers.
 ///
-/// # Errors Why it does not, as [`prepare_reading_images`](crate::prepare_reading_images).
+/// # Errors
+/// Why it does not, as [`prepare_reading_images`](crate::prepare_reading_images).
 pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(), Error> {
     let tower = tower_model("", projector)?;
     let tower = tower
@@ -21,7 +22,8 @@ pub fn is_projector_for(file: &MappedFile, projector: &MappedFile) -> Result<(),
 
 /// Whether any projector can fit a text model: whether its architecture supports images.
 ///
-/// # Errors What is wrong with the model's header.
+/// # Errors
+/// What is wrong with the model's header.
 pub fn can_read_images(file: &MappedFile) -> Result<bool, Error> {
     let gguf = Gguf::open_recognising(file).map_err(|e| from_gguf("", file.path(), e))?;
     let name = gguf.str("general.architecture");

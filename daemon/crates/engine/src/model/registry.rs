@@ -135,7 +135,8 @@ impl Models {
 
     /// The model with this name.
     ///
-    /// # Errors [`Error::UnknownModel`] with the names that exist.
+    /// # Errors
+    /// [`Error::UnknownModel`] with the names that exist.
     pub(crate) fn find(&self, name: &str) -> Result<&Entry, Error> {
         let found = self.entries.iter().find(|e| e.loaded.name() == name);
         found.ok_or_else(|| Error::UnknownModel {

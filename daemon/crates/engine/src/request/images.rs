@@ -221,7 +221,8 @@ pub(crate) struct Images {
     waiting: Vec<WaitingRequest>,
     /// Number of images whose rows were requested from towers.
     pub(crate) asked: u64,
-    /// Number of requests that share rows with no other.
+    /// Number of requests so far that share rows with no other; the newest one's key in
+    /// [`Sharing::Request`].
     alone: u64,
     /// Whether a request or rows arrived since towers were last given work; checked at every turn
     /// of the engine.

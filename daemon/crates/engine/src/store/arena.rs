@@ -129,7 +129,8 @@ impl Store {
     /// After the machine slept: checks that the device works and its memory is intact, by the
     /// device's own marks and by the remembered bytes of resident segments.
     ///
-    /// # Errors The device is lost.
+    /// # Errors
+    /// The device is lost.
     pub(crate) fn check(&mut self) -> Result<(), rocmforge_device::Error> {
         let Some(device) = self.device.volatile_memory() else {
             return Ok(());

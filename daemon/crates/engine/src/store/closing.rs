@@ -26,7 +26,8 @@ impl Store {
     /// Closes the device, on which nothing is left but its own block, and keeps the first `aside`
     /// bytes of pages set aside in host memory. Returns whether it is closed.
     ///
-    /// # Errors [`DeviceError::Memory`] if host memory does not suffice for the pages: the device
+    /// # Errors
+    /// [`DeviceError::Memory`] if host memory does not suffice for the pages: the device
     /// stays open.
     pub(crate) fn close_device(&mut self, aside: u64) -> Result<bool, DeviceError> {
         assert!(self.is_empty(), "the device is closed while in use");

@@ -17,7 +17,7 @@ use crate::memory::Memory;
 /// Why a page is not kept in the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotSaved {
-    /// Its place there is being pinned: it could be kept some milliseconds later.
+    /// The place in host memory is being pinned: the page could be kept some milliseconds later.
     NotYet,
     /// There is no room, it is not worth it, or the device failed.
     Never,

@@ -133,7 +133,8 @@ impl Rates {
         }
     }
 
-    /// The text to save if it has to be saved now: if `always`, or if changed rates are due.
+    /// The text to save if the rates changed since it was last taken, and that was at least
+    /// [`EVERY`] ago or `always` is set; `None` otherwise.
     pub(super) fn due(&mut self, now: Instant, always: bool) -> Option<Vec<u8>> {
         let is_new = |at: Instant| now.saturating_duration_since(at) < EVERY;
         if !self.changed || (!always && self.written_at.is_some_and(is_new)) {

@@ -92,7 +92,8 @@ impl DraftModel {
 
 /// Looks up the model `name` as draft model of `of`.
 ///
-/// # Errors [`Error::UnknownModel`], and [`Error::InvalidArgument`] if it cannot draft for that
+/// # Errors
+/// [`Error::UnknownModel`], and [`Error::InvalidArgument`] if it cannot draft for that
 /// model.
 pub(crate) fn draft_model(
     models: &Models,

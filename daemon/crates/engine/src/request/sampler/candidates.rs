@@ -93,7 +93,8 @@ impl Weight {
 impl<'a> Candidates<'a> {
     /// Candidates of the whole vocabulary; `list` is reusable memory.
     ///
-    /// # Errors No logit is finite, or one is NaN or infinity.
+    /// # Errors
+    /// No logit is finite, or one is NaN or infinity.
     pub(crate) fn of_all(
         logits: &'a mut [f32],
         list: &'a mut Vec<(u32, f32)>,
