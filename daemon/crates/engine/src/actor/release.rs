@@ -107,6 +107,8 @@ impl Engine {
             self.guards.release.close_ended();
             return false;
         }
+        // What the eviction began to copy to disk would go with the device.
+        self.memory.end_copies(true);
         let aside = self.memory.host_kv.highest();
         let closed = self.memory.store.close_device(aside);
         let is_closed = self.memory.store.device.is_closed();

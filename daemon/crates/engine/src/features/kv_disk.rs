@@ -134,6 +134,11 @@ impl Notes {
         self.by_node.insert(node, note);
         self.order.push_front(node);
     }
+
+    /// Puts a note back that was taken out of turn, whose place in the order is there still.
+    fn restore(&mut self, node: NodeId, note: Note) {
+        self.by_node.insert(node, note);
+    }
 }
 
 /// Maximum size of the store's files in bytes, by the configuration.

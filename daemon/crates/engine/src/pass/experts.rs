@@ -137,7 +137,9 @@ impl Run<'_, '_> {
                 return Err(error);
             }
             memory.collect();
-            let suspends = self.suspends && self.is_worth_a_stop(memory, &left.pending)?;
+            let suspends = self.suspends
+                && (self.is_worth_a_stop(memory, &left.pending)
+                    || may_stop && self.come_late(memory, &left.pending)?);
             if suspends && may_stop && self.would_wait(memory, &mut left)? {
                 self.experts = Some(left);
                 return Ok(StepEnd::Waits);
@@ -195,40 +197,39 @@ impl Run<'_, '_> {
     }
 
     /// Whether other models' passes may run until absent experts have arrived. A link uploads a few
-    /// experts faster than passes can be switched, if their pages are at hand; the CPU's threads
-    /// take longer.
-    fn is_worth_a_stop(&self, memory: &mut Memory, pending: &[u32]) -> Result<bool, Error> {
+    /// experts faster than passes can be switched; the CPU's threads take longer.
+    fn is_worth_a_stop(&self, memory: &mut Memory, pending: &[u32]) -> bool {
         let store = &mut memory.store;
         if !store.records {
-            return Ok(true);
+            return true;
         }
         let Some(pace) = store.device.pace(self.pass.n_tokens) else {
-            return Ok(pending.len() >= UPLOADS_MANY);
+            return pending.len() >= UPLOADS_MANY;
         };
         let absent = pending.iter().map(|&s| id(self.pass, s));
         let absent = absent.filter(|&s| !store.cache.holds(s) || store.is_under_way(s));
         let bytes: u64 = absent.map(|s| store.segment_bytes(s)).sum();
-        if bytes as f64 / pace.upload_bytes_per_s >= STOP_SECONDS {
-            return Ok(true);
-        }
-        begin(memory, self.pass, pending)?;
-        Ok(!self.come_at_once(memory, pending))
+        bytes as f64 / pace.upload_bytes_per_s >= STOP_SECONDS
     }
 
-    /// Whether the device has been given all of these uploads within [`STOP_SECONDS`]. What is read
-    /// for the first time, or registered, takes longer: 30 to 70 ms were seen of a few experts.
-    fn come_at_once(&self, memory: &Memory, segments: &[u32]) -> bool {
+    /// Starts the uploads of a few experts. Returns whether the device is not given all of them
+    /// within [`STOP_SECONDS`]: what is read for the first time is registered first, and 30 to
+    /// 70 ms were seen of one to four experts.
+    fn come_late(&self, memory: &mut Memory, pending: &[u32]) -> Result<bool, Error> {
+        begin(memory, self.pass, pending)?;
         let store = &memory.store;
-        let begun = store.clock.now();
+        let waiting = |s: u32| !store.comes_at_once(id(self.pass, s));
+        // Whoever had no room for its upload does not come by waiting.
+        let begun = |s: u32| store.is_under_way(id(self.pass, s));
+        let since = store.clock.now();
         loop {
-            let mut at_once = segments
-                .iter()
-                .map(|&s| store.comes_at_once(id(self.pass, s)));
-            if at_once.all(|at_once| at_once) {
-                return true;
+            let mut late = pending.iter().copied().filter(|&s| waiting(s)).peekable();
+            if late.peek().is_none() {
+                return Ok(false);
             }
-            if (store.clock.now() - begun).as_secs_f64() >= STOP_SECONDS {
-                return false;
+            let is_over = (store.clock.now() - since).as_secs_f64() >= STOP_SECONDS;
+            if is_over || !late.all(begun) {
+                return Ok(true);
             }
             std::hint::spin_loop();
         }

@@ -53,7 +53,7 @@ pub fn takes_floats(target: &GpuTarget, matrices: &[Matrix], cols: u64, n_tokens
 
 /// `out[t][r] = sum_k W[r][k] x[t][k] (+ bias)`, or added to out, of f16 weights and f32 rows by
 /// matrix instructions, where [`takes_floats`]: as exact as with 22 bits of each element of `x`
-/// `[n_tokens][cols]`. Four matrices share a launch.
+/// `[n_tokens][cols]`, and to 2^-30 of elements below 2^-8. Four matrices share a launch.
 ///
 /// # Errors
 /// [`Error::TooLarge`]; [`Error::NoKernel`] where it does not.

@@ -195,7 +195,7 @@ impl Memory {
 
     /// Hands the pages to the store whose copies have ended, or all of them if the caller `waits`.
     /// Whether there were any.
-    fn end_copies(&mut self, waits: bool) -> bool {
+    pub(crate) fn end_copies(&mut self, waits: bool) -> bool {
         let Some(disk) = &mut self.kv_disk else {
             return false;
         };
@@ -223,11 +223,22 @@ impl Memory {
         disk.notes.has(node) && !disk.has_room(bytes.sum()) && disk.waits_for_room()
     }
 
-    /// Gives a node that is about to be evicted to the store, if it was queued for writing.
-    pub(crate) fn write_before_eviction(&mut self, node: NodeId) {
+    /// Gives a node that is about to be evicted to the store, if it was queued for writing. One
+    /// that `may_stay` is not given where that would have to wait. Returns whether it may be
+    /// evicted.
+    pub(crate) fn write_before_eviction(&mut self, node: NodeId, may_stay: bool) -> bool {
         let note = self.kv_disk.as_mut().and_then(|disk| disk.notes.take(node));
-        if let Some(note) = note {
-            self.write_node(node, note, true);
+        let Some(note) = note else {
+            return true;
+        };
+        match self.write_node(node, note, !may_stay) {
+            Written::Later if may_stay => {
+                if let Some(disk) = &mut self.kv_disk {
+                    disk.notes.restore(node, note);
+                }
+                false
+            }
+            Written::Later | Written::Bytes(_) => true,
         }
     }
 

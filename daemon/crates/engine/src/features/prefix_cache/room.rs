@@ -108,14 +108,17 @@ impl Memory {
         self.give_up_if(false)
     }
 
-    /// [`Memory::give_up_oldest`]; a prefix that `may_stay` stays while its place in the host's
-    /// memory is being pinned, and [`Memory::trim_waits`] is set.
+    /// [`Memory::give_up_oldest`]; a prefix that `may_stay` stays while its copy to disk would have
+    /// to wait, and while its place in the host's memory is being pinned: then
+    /// [`Memory::trim_waits`] is set.
     fn give_up_if(&mut self, may_stay: bool) -> bool {
         if self.give_up_spare(None) {
             return true;
         }
         let oldest = self.prefixes.oldest();
-        oldest.inspect(|&node| self.write_before_eviction(node));
+        if oldest.is_some_and(|node| !self.write_before_eviction(node, may_stay)) {
+            return false;
+        }
         match oldest.map(|node| self.copy_to_host(node)) {
             Some(Ok(())) => true,
             Some(Err(NotSaved::NotYet)) if may_stay => {
@@ -218,7 +221,9 @@ impl Memory {
         if from.bytes > limit {
             return false;
         }
-        while self.prefixes.kept_bytes() + from.bytes > limit {
+        // What is above the limit leaves in portions.
+        let most = limit.max(self.prefixes.kept_bytes());
+        while self.prefixes.kept_bytes() + from.bytes > most {
             if !self.give_up_oldest() {
                 return false;
             }

@@ -88,6 +88,11 @@ impl Memory {
             let (all, spare) = (memory.prefixes.kept_bytes(), memory.prefixes.spare_bytes());
             all + from.bytes > limit || spare + from.bytes > limit / PART_MAX
         };
+        let others = self.prefixes.kept_bytes() - self.prefixes.spare_bytes();
+        if others + from.bytes > limit {
+            // What is above the limit leaves in portions; older states would go for nothing.
+            return false;
+        }
         while is_full(self) {
             if !self.give_up_spare(Some(used)) {
                 return false;
