@@ -21,7 +21,9 @@ fn every_unit_of_the_list_has_its_kernels() {
             let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             name.chars().all(is_name).then(|| name.to_owned())
         });
-        for name in plain {
+        // Those are compiled for NVIDIA alone, and this runtime is AMD's.
+        let is_here = |name: &String| !name.starts_with("matmat_floats_");
+        for name in plain.filter(is_here) {
             assert!(mine.contains(&name.as_str()), "{}: {name}", unit.name);
         }
     }
