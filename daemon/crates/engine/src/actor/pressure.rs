@@ -8,8 +8,8 @@
 //!
 //! ```text
 //! refused --(each request of the pass fits what would be left, alone)--> less, and the pass again;
-//!      |                                                    those that do not fit beside the others
-//!      |                                                    are preempted
+//!      |                                                    those that do not fit beside
+//!      |                                                    the others are preempted
 //!      +--(one does not)--> it fails, with the numbers; the others go on
 //! ```
 //!
